@@ -26,15 +26,16 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo tools test test-slow test-board test-lowest test-peers test-arm test-card coverage chaos fuzz lint size format types imports links docs hashes changes dist clean
+.PHONY: help demo tools test test-slow test-board test-lowest test-peers test-networks test-arm test-card coverage chaos fuzz lint size format types imports links docs hashes changes dist clean
 
 help:
 	@echo "make demo    two fleets train over MQTT on this machine, with a report"
 	@echo "make test    run the tests, one file a core at a time   (PYTEST='-k wire' for some, PART=core, fleet, studies or native)"
-	@echo "make test-slow   the tests marked slow: whole runs, storms, cells of the papers, compiled networks"
+	@echo "make test-slow   the tests marked slow: whole runs, storms, cells of the papers, compiled networks;   make test ALL=1  both"
 	@echo "make coverage    make test with coverage measured, into htmlcov/; fails below the floor"
 	@echo "make test-board   some of what boards run, on another Python   (PYTHON=python3.13)"
 	@echo "make test-lowest  commands, wire and engines with the lowest versions that pyproject.toml allows;   make test-peers  beside Flower"
+	@echo "make test-networks  30 public networks of timm, torchvision and transformers: each trains, and its results go into docs/own.md"
 	@echo "make chaos   200 seeds of kills, power cuts, full disks and liars against a fleet, 80 fleets from blank boards on, a year of 40 boards, two years of seasons, and 200 storms of stores that are put back   (CHAOS='--resume')"
 	@echo "make test-arm   a card's software on aarch64, emulated: enrols, trains, is updated, is locked out"
 	@echo "make test-card  a whole card, emulated: first start, rounds, and a power cut in the middle of an update"
@@ -61,8 +62,9 @@ TESTS_core := tests $(TESTS_fleet:%=--ignore=%) $(TESTS_studies:%=--ignore=%) $(
 
 PYTEST_ALL := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
+# ALL=1: with the slow ones. Each worker collects the tests once, so that one run is shorter than two.
 test: $(STAMP) tools
-	$(PYTEST_ALL) -m "not slow" $(TESTS_$(PART)) $(PYTEST)
+	$(PYTEST_ALL) $(if $(ALL),,-m "not slow") $(TESTS_$(PART)) $(PYTEST)
 
 test-slow: $(STAMP) tools
 	$(PYTEST_ALL) -m slow $(TESTS_$(PART)) $(PYTEST)
@@ -73,18 +75,20 @@ test-board:
 	awk '/^[a-z]/ {keep = index(" $(BOARD_TEST_TOOLS) ", " " substr($$1, 1, index($$1, "==") - 1) " ")} keep' constraints.txt > $$board/tools.txt && \
 	$$board/bin/python -m pip install --quiet --no-compile --no-deps --require-hashes -r firmware_profiles/cards/wheels.txt -r $$board/tools.txt && \
 	$$board/bin/python -m pip install --quiet --no-compile --no-deps --no-build-isolation -e . && \
-	OMP_NUM_THREADS=1 $$board/bin/python -m pytest -p no:cacheprovider -m "not slow" $(BOARD_TESTS) && rm -r $$board
+	OMP_NUM_THREADS=1 $$board/bin/python -m pytest -p no:cacheprovider --hypothesis-profile few -m "not slow" $(BOARD_TESTS) && rm -r $$board
 
 # With other versions of packages, laid over those of .venv in an environment of its own: the lowest that pyproject.toml allows,
 # or Flower's. PyTorch is shared. pip names the packages in .venv that would not like it: these tests use none of them but
 # amqtt, whose broker does without typer.
-test-lowest test-peers: $(STAMP) tools
+test-networks: OTHER_VERSIONS_TESTS := tests/simulator/test_public_networks.py
+test-lowest test-peers test-networks: $(STAMP) tools
 	over=$$(mktemp -d) && $(BIN)/python -m venv --without-pip $$over && \
 	$(BIN)/python -c "import site; print(f'import site; site.addsitedir({site.getsitepackages()[0]!r})')" > \
 	    $$($$over/bin/python -c "import site; print(site.getsitepackages()[0])")/venv.pth && \
 	$(BIN)/python -m pip --python $$over/bin/python install --quiet --disable-pip-version-check --no-compile \
 	    $$($(BIN)/python tests/other_versions.py $(@:test-%=%)) && \
-	OMP_NUM_THREADS=1 $$over/bin/python -m pytest -p no:cacheprovider -m "not slow" $(OTHER_VERSIONS_TESTS) && rm -r $$over
+	OMP_NUM_THREADS=1 $$over/bin/python -m pytest -p no:cacheprovider --hypothesis-profile few $(if $(findstring networks,$@),,-m "not slow") \
+	    $(OTHER_VERSIONS_TESTS) $(PYTEST) && rm -r $$over
 
 coverage: $(STAMP) tools
 	$(PYTEST_ALL) -m "not slow" --cov --cov-report=html --cov-report=term $(PYTEST)

@@ -21,7 +21,6 @@ from hushfleet.errors import Malformed
 
 MAX_PARAMS = 1 << 28
 MAX_TENSORS = 4096
-CACHE_LINE = 64
 _Shape = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_PARAMS)], ...], Meta(max_length=8)]
 WEIGHT, PRIOR = "head.weight", "prior"
 """The names of the tensors of a linear model."""
@@ -146,15 +145,6 @@ class ParamLayout:
     def digest(self) -> str:
         """SHA-256 of names and shapes: two sides with the same digest interpret vectors in the same way."""
         return hashlib.sha256(msgspec.msgpack.encode(self.to_wire())).hexdigest()
-
-
-def copied(vector: np.ndarray) -> np.ndarray:
-    """Returns a copy that begins at a cache line, where compiled code reads each vector register in one access."""
-    memory = np.empty(vector.nbytes + CACHE_LINE, np.uint8)
-    start = -memory.ctypes.data % CACHE_LINE
-    copy = memory[start : start + vector.nbytes].view(vector.dtype)
-    copy[...] = vector
-    return copy
 
 
 def is_linear(layout: ParamLayout) -> bool:

@@ -49,19 +49,22 @@ def get_model(
     input_shape: tuple[int, int, int] | None = None,
     loss: str | None = None,
     by_record: bool = False,
+    vocabulary: int = 0,
 ) -> Model:
     """Returns the network `name`, with the outputs of its own data set, or `classes` outputs. Raises `BadInput`.
 
     :param input_shape: for networks that take any shape, and for your own; the other networks have a fixed one.
     :param loss: the loss that your own network is checked for (`models.module.model_of`).
     :param by_record: whether it is checked for gradients of single records.
+    :param vocabulary: for your own network: the number of tokens, if samples are tokens.
     """
     if is_own(name):
         if classes is None or input_shape is None:
             raise BadInput(f"model.name = {name!r}: a network of your own needs model.share = 'all'")
         from hushfleet.models.module import personalized_model
 
-        return personalized_model(name, classes=classes, input_shape=input_shape, loss=loss, by_record=by_record)
+        what = {"loss": loss, "by_record": by_record, "vocabulary": vocabulary}
+        return personalized_model(name, classes=classes, input_shape=input_shape, **what)
     if name not in _FILES:
         raise BadInput(
             f"model.name = {format_value(name)}: must be one of {', '.join(model_names())}, or path/to/file.py:NAME"

@@ -80,7 +80,11 @@ def random_batch(
     model: Model, size: int, rng: np.random.Generator, objective: Objective = CROSS_ENTROPY
 ) -> tuple[np.ndarray, np.ndarray, Masks]:
     """Returns random images `[B, C, H, W]`, targets `[B]` or `[B, classes]`, and dropout masks `[B, *shape]`."""
-    x = rng.standard_normal((size, *model.input_shape), np.float32)
+    shape = size, *model.input_shape
+    if model.vocabulary:
+        x = rng.integers(model.vocabulary, size=shape).astype(np.float32)
+    else:
+        x = rng.standard_normal(shape, np.float32)
     y = loss_of(objective).random(size, model.classes, rng)
     masks = tuple(
         ((rng.random((size, *drop.shape)) >= drop.rate) / (1 - drop.rate)).astype(np.float32) for drop in model.dropout

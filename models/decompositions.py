@@ -27,6 +27,7 @@ def gradient_decompositions() -> dict[Any, Callable[..., Any]]:
     table[aten.avg_pool2d_backward.default] = avg_pool2d_backward
     table[aten._adaptive_avg_pool2d_backward.default] = adaptive_avg_pool2d_backward
     table[aten.empty_permuted.default] = lambda size, order, **_: torch.zeros(size)
+    table[aten._trilinear.default] = trilinear
     table[aten.native_group_norm.default] = group_norm
     table[aten.native_group_norm_backward.default] = group_norm_backward
     for operator in onnx_translations():
@@ -133,8 +134,11 @@ def avg_pool2d_backward(
     divisor: int | None,
 ) -> Tensor:
     """Returns the gradient of average pooling by its input: a transposed convolution with equal weights."""
-    if ceil_mode or (any(padding) and not count_include_pad):
-        raise ValueError("average pooling with ceil_mode, or with padding that is not counted, cannot be exported")
+    if ceil_mode:
+        raise ValueError("average pooling with ceil_mode cannot be exported")
+    if any(padding) and not count_include_pad:  # windows at an edge are means of fewer values
+        ones = torch.ones(1, 1, *x.shape[2:])
+        grad = grad / aten.avg_pool2d(ones, kernel, stride or kernel, padding, False, True)
     channels, stride = x.shape[1], stride or kernel
     weight = torch.full((channels, 1, *kernel), 1 / (divisor or math.prod(kernel)))
     sizes = zip(x.shape[2:], grad.shape[2:], kernel, stride, padding, strict=True)
@@ -148,6 +152,26 @@ def adaptive_avg_pool2d_backward(grad: Tensor, x: Tensor) -> Tensor:
         raise ValueError(f"adaptive pooling of {list(x.shape[2:])} to {list(grad.shape[2:])}: must divide evenly")
     kernel = [x.shape[2] // grad.shape[2], x.shape[3] // grad.shape[3]]
     return avg_pool2d_backward(grad, x, kernel, kernel, [0, 0], False, True, None)
+
+
+def trilinear(
+    first: Tensor,
+    second: Tensor,
+    third: Tensor,
+    expand_first: Sequence[int],
+    expand_second: Sequence[int],
+    expand_third: Sequence[int],
+    summed: Sequence[int],
+    unroll: int = 1,
+) -> Tensor:
+    """Returns the sum over some axes of the product of three tensors, each with new axes: the core of `nn.Bilinear`."""
+    for axis in expand_first:
+        first = first.unsqueeze(axis)
+    for axis in expand_second:
+        second = second.unsqueeze(axis)
+    for axis in expand_third:
+        third = third.unsqueeze(axis)
+    return (first * second * third).sum(list(summed))
 
 
 def group_norm(
@@ -228,9 +252,15 @@ def onnx_max_pool2d_backward(
     return op.Reshape(spread, op.Shape(x))
 
 
+def onnx_copy(target: Any, source: Any, non_blocking: bool = False) -> Any:
+    """Translates `target[...] = source`; the exporter's own translation forgets that the source may be smaller."""
+    return op.Expand(op.CastLike(source, target), op.Shape(target))
+
+
 def onnx_translations() -> dict[Any, Callable[..., Any]]:
     """Returns operators that are translated to ONNX directly, because PyTorch's operators cannot express the result."""
     return {
+        aten.copy.default: onnx_copy,
         aten.max_pool2d_with_indices.default: onnx_max_pool2d,
         aten.max_pool2d_with_indices_backward.default: onnx_max_pool2d_backward,
     }

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import onnx
 
 _PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime", "numpy")
-_CODE = ("tracing", "decompositions", "checks", "losses", "model", "torch_gradient", "own_loss")
+_CODE = ("tracing", "two_traces", "decompositions", "checks", "losses", "model", "torch_gradient", "own_loss")
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,12 @@ def _exported(model: Model, objective: Objective) -> Graphs:
     try:
         graphs = Graphs(tracing.export_gradient(model, objective), tracing.export_inference(model))
     except Exception as error:  # a user's own network may raise anything
-        cause = error.__cause__ or error
-        reason = (str(cause).splitlines() or [""])[0]
+        from hushfleet.models.module_checks import format_error
+
+        reason = format_error(error.__cause__ or error)
         raise GraphRefused(
             f"model.name = {model.name!r}: PyTorch cannot write its gradient "
-            f"{f'with model.loss = {objective.own!r} ' * bool(objective.own)}as an ONNX graph: "
-            f"{type(cause).__name__}: {reason}"
+            f"{f'with model.loss = {objective.own!r} ' * bool(objective.own)}as an ONNX graph: {reason}"
         ) from error
     _check(model, graphs, objective)
     return graphs
@@ -123,7 +123,7 @@ def _network_key(network: Model, objective: Objective) -> str:
     parts = [Path(__file__).with_name(f"{name}.py").read_text("utf-8") for name in _CODE]
     parts += map(inspect.getsource, (session, losses, code))
     parts += [network.layout.digest, repr(objective)]
-    parts.append(repr((network.name, network.input_shape, network.classes, network.dropout)))
+    parts.append(repr((network.name, network.input_shape, network.classes, network.dropout, network.vocabulary)))
     parts.append(repr(getattr(network.function, "layers", None)))  # a function's source is in its module
     if objective.own:
         from hushfleet.models.own_loss import checked_digest  # with PyTorch

@@ -33,6 +33,7 @@ class Model:
     :param function: `(tensors, x, dropout) -> logits`; called through `forward`.
     :param starts_at_zero: True for a convex network, which needs no random start.
     :param start: returns the starting vector for a seed, if the network has its own.
+    :param vocabulary: the number of tokens, if samples are tokens; 0: they are other numbers.
     :param hidden: like `function`, but up to the last layer's input, `[B, F]`; None if no layer comes before it.
     """
 
@@ -46,6 +47,7 @@ class Model:
     starts_at_zero: bool = False
     hidden: Forward | None = None
     start: Callable[[int], np.ndarray] | None = None
+    vocabulary: int = 0
 
     def forward(self, tensors: Mapping[str, Tensor], x: Tensor, dropout: Sequence[Tensor] = ()) -> Tensor:
         """Returns logits `[B, classes]` for images `x [B, C, H, W]` with `tensors` (see `layout.unflatten`).

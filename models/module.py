@@ -12,8 +12,8 @@ import hashlib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +21,28 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hushfleet.errors import BadInput
 from hushfleet.models.model import Model
-from hushfleet.models.module_checks import check_ending, check_gradients, check_outputs, check_parts, format_error
+from hushfleet.models.module_checks import (
+    PROBED,
+    check_ending,
+    check_gradients,
+    check_outputs,
+    check_parts,
+    cure,
+    format_error,
+)
+from hushfleet.models.module_masks import DropoutMasks, replacement
 from hushfleet.params import ParamLayout
 from hushfleet.paths import OFFERED, is_offered
 from hushfleet.user_files import from_file
-from hushfleet.wire.format.spec import DropoutSpec
 
 Shape = tuple[int, int, int]
 Make = Callable[..., Any]
 
-_CHANNELWISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_WRAPPERS = {"OptimizedModule": ("_orig_mod",), "DataParallel": ("module",), "DistributedDataParallel": ("module",)}
 _GROUPS, _GROUP_CHANNELS = 8, 4  # the maximum number of groups, and the minimum number of channels in each
 _GIVEN: dict[str, nn.Module | Make] = {}
 
@@ -82,6 +91,7 @@ def model_of(
     input_shape: Shape,
     loss: str | None = None,
     by_record: bool = False,
+    vocabulary: int = 0,
 ) -> Model:
     """Returns the network as a `Model`.
 
@@ -90,26 +100,36 @@ def model_of(
     :param input_shape: (C, H, W); (C, 1, T) for a series, (F, 1, 1) for a vector.
     :param loss: the loss that its outputs must fit; None: this is not checked.
     :param by_record: whether the unit of privacy is the record: then Opacus checks it, too.
+    :param vocabulary: the number of tokens, if the samples are tokens: the network then takes int64. 0: they are not.
     :raises BadInput: it is not such an object, or cannot be trained here; the text says why, and what to do.
     """
     given = {"classes": classes, "input_shape": own_shape(input_shape)}
 
     def build(seed: int) -> nn.Module:
-        return copy.deepcopy(made) if isinstance(made, nn.Module) else _made(made, name, given, seed)
+        module = copy.deepcopy(made) if isinstance(made, nn.Module) else _made(made, name, given, seed)
+        return _unwrapped(module, name)
 
-    network = _network(build(0), name, classes, input_shape, loss=loss, by_record=by_record)
+    network = _network(build(0), name, classes, input_shape, loss=loss, by_record=by_record, vocabulary=vocabulary)
     layout = network.layout
 
     def start(seed: int) -> np.ndarray:
         module = build(seed)
         with torch.no_grad():
-            module(torch.zeros(1, *own_shape(input_shape)))  # lazy modules learn their shapes
+            module(_probe(own_shape(input_shape), vocabulary, 1))  # lazy modules learn their shapes
         values = [value.detach().float().flatten() for value in module.parameters() if value.requires_grad]
         return torch.cat(values).numpy()
 
     return Model(
-        name, "own network", input_shape, classes, layout, network.masks.specs, network, start=start
-    )  # fmt: skip
+        name,
+        "own network",
+        input_shape,
+        classes,
+        layout,
+        network.masks.specs,
+        network,
+        start=start,
+        vocabulary=vocabulary,
+    )
 
 
 def own_shape(input_shape: Shape) -> tuple[int, ...]:
@@ -136,46 +156,21 @@ def with_group_norm(module: nn.Module) -> nn.Module:
     return module
 
 
-@dataclass
-class _Masks:
-    """The dropout of one network: the masks that it takes, and the masks of the current call."""
-
-    specs: tuple[DropoutSpec, ...] = ()
-    given: list[Tensor] = field(default_factory=list)
-    recording: bool = False
-
-    def applied(self, x: Tensor, rate: float, channelwise: bool) -> Tensor:
-        if self.recording:
-            shape = tuple(x.shape[1:])
-            self.specs += (DropoutSpec((shape[0], *(1 for _ in shape[1:])) if channelwise else shape, rate),)
-        return x * self.given.pop(0) if self.given else x
-
-    def record(self, recording: bool) -> None:
-        self.recording = recording
-
-
-class _Masked(nn.Module):
-    """Replaces a dropout module."""
-
-    def __init__(self, replaced: Any, masks: _Masks) -> None:
-        super().__init__()
-        self.rate, self.channelwise, self.masks = float(replaced.p), isinstance(replaced, _CHANNELWISE), masks
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.masks.applied(x, self.rate, self.channelwise)
-
-
 @dataclass(eq=False)
 class _Network:
     """`(tensors, x, dropout) -> logits`."""
 
     module: nn.Module
     input_shape: Shape
-    masks: _Masks
+    masks: DropoutMasks
+    vocabulary: int
 
     def __call__(self, tensors: Mapping[str, Tensor], x: Tensor, dropout: Sequence[Tensor]) -> Tensor:
-        self.masks.given = list(dropout)
-        logits: Tensor = functional_call(self.module, dict(tensors), (x.reshape(-1, *own_shape(self.input_shape)),))
+        x = x.reshape(-1, *own_shape(self.input_shape))
+        x = x.long() if self.vocabulary else x
+        # PyTorch's other kernels of attention have gradients that are no plain operators.
+        with self.masks.given(list(dropout)), sdpa_kernel(SDPBackend.MATH):
+            logits: Tensor = functional_call(self.module, dict(tensors), (x,))
         return logits
 
     @cached_property
@@ -226,20 +221,61 @@ def _made(make: Any, name: str, given: dict[str, Any], seed: int) -> nn.Module:
 
 
 def _network(
-    module: nn.Module, name: str, classes: int, input_shape: Shape, *, loss: str | None, by_record: bool
+    module: nn.Module,
+    name: str,
+    classes: int,
+    input_shape: Shape,
+    *,
+    loss: str | None,
+    by_record: bool,
+    vocabulary: int,
 ) -> _Network:
     """Makes the network, and checks it with runs on random samples."""
     shape = own_shape(input_shape)
     check_parts(module, name, by_record=by_record)
-    masks = _Masks()
+    masks = DropoutMasks()
     for parent in list(module.modules()):
+        if isinstance(parent, nn.AdaptiveAvgPool2d):  # with the channels last it changes strides, which ONNX has not
+            parent.register_forward_pre_hook(lambda _, given: (given[0].contiguous(),))
         for child_name, child in list(parent._modules.items()):  # `named_children` omits a child's second name
-            if isinstance(child, (nn.Dropout, *_CHANNELWISE)) and child.p > 0:
-                setattr(parent, child_name, _Masked(child, masks))
-    check_outputs(module, name, classes, shape, masks.record)
+            if child is not None and (masked := replacement(child, masks)) is not None:
+                setattr(parent, child_name, masked)
+    probe = partial(_probe, shape, vocabulary)
+    check_outputs(module, name, classes, probe, masks)
     check_parts(module, name, by_record=False)  # again, with the parameters of lazy layers
-    check_gradients(module, name, shape)
-    network = _Network(module, input_shape, masks)
+    check_gradients(module, name, probe(PROBED), masks)
+    network = _Network(module, input_shape, masks, vocabulary)
+    try:
+        graph = network.traced.graph
+    except Exception as error:
+        raise BadInput(
+            f"model.name = {name!r}: PyTorch cannot trace it: {format_error(error)}. {cure(error)}"
+        ) from error
     if loss is not None:
-        check_ending(network.traced.graph, module, name, loss)
+        check_ending(graph, module, name, loss)
     return network
+
+
+def _probe(shape: tuple[int, ...], vocabulary: int, count: int) -> Tensor:
+    """Returns random samples: Gaussian numbers, or tokens."""
+    generator = torch.Generator().manual_seed(0)
+    if vocabulary:
+        return torch.randint(vocabulary, (count, *shape), generator=generator)
+    return torch.randn(count, *shape, generator=generator)
+
+
+def _unwrapped(module: nn.Module, name: str) -> nn.Module:
+    """Returns the network without what compiles or distributes it, or has hooks. Raises `BadInput` for TorchScript."""
+    for place, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise BadInput(
+                f"model.name = {name!r}: {place or 'it'} is TorchScript, whose operators PyTorch hides; give the "
+                "network as it is before torch.jit.script or torch.jit.trace"
+            )
+    if hasattr(module, "to_standard_module"):  # Opacus
+        return _unwrapped(module.to_standard_module(), name)
+    for key, child in module._modules.items():
+        if child is not None:
+            module._modules[key] = _unwrapped(child, name)
+    inner = [module._modules[key] for key in _WRAPPERS.get(type(module).__name__, ()) if key in module._modules]
+    return inner[0] if inner and inner[0] is not None else module

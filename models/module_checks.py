@@ -6,7 +6,10 @@ would silently train differently from what its owner expects.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +19,9 @@ from torch.nn.parameter import is_lazy
 
 from hushfleet.errors import BadInput
 from hushfleet.losses import LOSSES
+from hushfleet.models.module_masks import DropoutMasks
 
-_PROBED = 3  # samples
+PROBED = 3  # samples
 _TOLERANCE = 1e-4
 _NO_GRAPH = "has no ONNX graph of its gradient here. Use "
 _INSTEAD: dict[tuple[type[nn.Module], ...], str] = {
@@ -26,9 +30,6 @@ _INSTEAD: dict[tuple[type[nn.Module], ...], str] = {
     (nn.LSTM,): f"{_NO_GRAPH}torch.nn.GRU, whose export takes more than a minute, or torch.nn.Conv1d over time",
     (nn.modules.conv._ConvTransposeNd,): f"{_NO_GRAPH}torch.nn.Upsample and then torch.nn.Conv2d",
     (nn.Conv3d,): f"{_NO_GRAPH}torch.nn.Conv2d, with the third axis as channels",
-    (
-        nn.MultiheadAttention,
-    ): f"{_NO_GRAPH}torch.nn.Linear for q, k and v, and torch.softmax(q @ k.mT / d**0.5, -1) @ v",
     (_InstanceNorm,): "keeps averages of private data. Use track_running_stats=False",
 }
 """Modules that are refused, and their replacements."""
@@ -40,6 +41,17 @@ _SQUASHED = {
     "tanh": "tanh",
 }
 """The last operator of a network that does not give logits: its name in `torch.fx`, and in error texts."""
+_VALUES = (
+    "A graph has no values while it is made, which an if, a loop, int(), .item() or .tolist() needs: use torch.where, "
+    "or numbers that do not depend on samples and parameters"
+)
+_CURES = {
+    "index out of range in self": 'Its embedding takes whole numbers: data.values = "tokens" and data.vocabulary, the '
+    "number of them, say that the data are such; its first size must be at least as large",
+    "_local_scalar_dense": _VALUES,
+    "asks for the value of a tensor": _VALUES,
+}
+"""Parts of PyTorch's errors, and what to do."""
 _ONLY_MOVES = ("view", "_unsafe_view", "reshape", "squeeze", "unsqueeze", "clone", "detach", "alias", "t", "transpose")
 
 
@@ -76,7 +88,9 @@ def check_parts(module: nn.Module, name: str, *, by_record: bool) -> None:
                 f"model.name = {name!r}: {where} is on {value.device}; give the network with its values on cpu"
             )
         if isinstance(value, nn.Parameter) and value.dtype != torch.float32:
-            raise BadInput(f"model.name = {name!r}: {where} is {value.dtype}; parameters must be float32")
+            raise BadInput(
+                f"model.name = {name!r}: {where} is {value.dtype}; parameters must be float32: network.float()"
+            )
         if not torch.isfinite(value).all():
             raise BadInput(f"model.name = {name!r}: {where} has values that are NaN or infinite; give it finite ones")
 
@@ -94,19 +108,21 @@ def _asked_opacus(module: nn.Module) -> dict[str, str]:
 
 @torch.no_grad()
 def check_outputs(
-    module: nn.Module, name: str, classes: int, shape: tuple[int, ...], record_masks: Callable[[bool], None]
+    module: nn.Module, name: str, classes: int, probe: Callable[[int], Tensor], masks: DropoutMasks
 ) -> None:
     """Checks that logits have the right shape, and are the same in training and in test, and for each sample alone.
 
     Raises `BadInput`.
 
-    :param record_masks: called around the first run in training.
+    :param probe: returns random samples.
+    :param masks: learns where the network drops what.
     """
-    x = torch.randn(_PROBED, *shape, generator=torch.Generator().manual_seed(0))
+    x = probe(PROBED)
+    run = partial(_logits, name=name, classes=classes)
     module.eval()
-    logits = _logits(module, name, classes, x)
-    alone = torch.cat([_logits(module, name, classes, one) for one in x.split(1)])
-    for given, what in ((logits, "random samples"), (_logits(module, name, classes, torch.zeros(1, *shape)), "zeros")):
+    logits = run(module, x)
+    alone = torch.cat([run(module, one) for one in x.split(1)])
+    for given, what in ((logits, "random samples"), (run(module, torch.zeros_like(x[:1])), "zeros")):
         if not torch.isfinite(given).all():
             raise BadInput(
                 f"model.name = {name!r} gives logits that are NaN or infinite for {what}: look for a division by a "
@@ -114,9 +130,7 @@ def check_outputs(
             )
     kept = {key: value.clone() for key, value in module.named_buffers()}
     module.train()
-    record_masks(True)
-    first = _logits(module, name, classes, x)
-    record_masks(False)
+    first = run(lambda x: masks.learn(module, x, x[:-1]), x)
     changed = [key for key, value in module.named_buffers() if not torch.equal(value, kept[key])]
     if changed:
         raise BadInput(f"model.name = {name!r} changes its buffers in training, and no update carries them: {changed}")
@@ -129,14 +143,15 @@ def check_outputs(
             raise BadInput(f"model.name = {name!r} {why}")
 
 
-def _logits(module: nn.Module, name: str, classes: int, x: Tensor) -> Tensor:
+def _logits(module: Callable[[Tensor], Any], x: Tensor, *, name: str, classes: int) -> Tensor:
     shown = ", ".join(map(str, x.shape[1:]))
     try:
         logits: Any = module(x)
     except Exception as error:
+        sizes = f"The data's samples have shape [{shown}], and a batch any number of them: check what its layers take"
         raise BadInput(
-            f"model.name = {name!r}: fails on a batch of shape {list(x.shape)}: {format_error(error)}. The data's "
-            f"samples have shape [{shown}], and a batch any number of them: check the sizes that its layers take"
+            f"model.name = {name!r}: fails on a batch of shape {list(x.shape)}: {format_error(error)}. "
+            f"{cure(error) or sizes}"
         ) from error
     if isinstance(logits, Tensor) and logits.shape == (len(x), classes) and logits.dtype == torch.float32:
         return logits
@@ -150,14 +165,14 @@ def _logits(module: nn.Module, name: str, classes: int, x: Tensor) -> Tensor:
     )
 
 
-def check_gradients(module: nn.Module, name: str, shape: tuple[int, ...]) -> None:
+def check_gradients(module: nn.Module, name: str, x: Tensor, masks: DropoutMasks) -> None:
     """Checks that each trained parameter influences the logits. Raises `BadInput` with the layers' names."""
     wanted = {where: value for where, value in module.named_parameters() if value.requires_grad}
     trained = {where: value for where, value in wanted.items() if not is_lazy(value)}
     if not wanted:
         raise BadInput(f"model.name = {name!r} has no parameter that requires a gradient: there is nothing to train")
-    x = torch.randn(_PROBED, *shape, generator=torch.Generator().manual_seed(0))
-    logits = module(x)
+    with masks.given([]):
+        logits = module(x)
     if not logits.requires_grad:
         raise BadInput(
             f"model.name = {name!r}: no gradient comes through its forward: look for torch.no_grad(), detach() or .data"
@@ -214,7 +229,18 @@ def _operator(node: Any) -> str:
     return words[1] if len(words) == 3 else ""
 
 
+def cure(error: Exception) -> str:
+    """Returns what to do about an error of PyTorch; empty if that is not known."""
+    return next((advice for text, advice in _CURES.items() if text in str(error)), "")
+
+
 def format_error(error: Exception) -> str:
-    """Returns the type and the first line of an error."""
+    """Returns the type and the first line of an error, and the line of the network's code that raised it."""
     lines = str(error).splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_machinery(frame.filename)]
+    where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
+    return f"{type(error).__name__}: {lines[0].rstrip('.')}{where}"
+
+
+def _is_machinery(file: str) -> bool:
+    return Path(file).parent == Path(__file__).parent or not {"torch", "functorch"}.isdisjoint(Path(file).parts)

@@ -27,9 +27,11 @@ from hushfleet.models.decompositions import gradient_decompositions, onnx_transl
 from hushfleet.models.losses import distilled_losses, mean_loss
 from hushfleet.models.model import Model
 from hushfleet.models.onnx_nodes import without_traces
+from hushfleet.models.two_traces import SIZES, trace_of_any_batch
 from hushfleet.objectives import CROSS_ENTROPY, Objective
 
 OPSET = 18
+_BATCH = SIZES[0]  # odd, so that no constant of the network equals it
 
 
 def export_gradient(model: Model, objective: Objective = CROSS_ENTROPY) -> bytes:
@@ -80,36 +82,55 @@ class _Wrap(torch.nn.Module):
 def _export(
     model: Model, function: Any, inputs: list[str], outputs: list[str], objective: Objective = CROSS_ENTROPY
 ) -> bytes:
-    args = _example(model, inputs, objective)
+    table = gradient_decompositions()
+
+    def example(batch: int) -> tuple[Tensor, ...]:
+        return _example(model, inputs, objective, batch)
+
+    def symbolic() -> torch.fx.GraphModule:
+        fakes = _with_open_batch(example(_BATCH), inputs)
+        traced = make_fx(function, decomposition_table=table, tracing_mode="symbolic")(*fakes)
+        if fakes[inputs.index("x")].shape[0].node.maybe_as_int() is not None:
+            raise ValueError("PyTorch has fixed the batch size")
+        return traced
+
+    def twice() -> torch.fx.GraphModule:
+        return trace_of_any_batch(function, example, inputs.index("x"), table)
+
+    with quiet(), torch.random.fork_rng(devices=[]):
+        try:
+            exported = _to_onnx(symbolic(), example(_BATCH), inputs, outputs)
+        except Exception:  # most often because it fixes the batch size, which PyTorch tells in many ways
+            exported = _to_onnx(twice(), example(_BATCH), inputs, outputs)
+    return _stripped(exported).SerializeToString(deterministic=True)
+
+
+def _to_onnx(
+    traced: torch.fx.GraphModule, args: tuple[Tensor, ...], inputs: list[str], outputs: list[str]
+) -> onnx.ModelProto:
     batch = torch.export.Dim("batch", min=1, max=1 << 16)
     shapes = {"args": tuple(None if name.startswith("param.") else {0: batch} for name in inputs)}
-    decompositions = gradient_decompositions()
-    with quiet(), torch.random.fork_rng(devices=[]):
-        traced = make_fx(function, decomposition_table=decompositions, tracing_mode="symbolic")(
-            *_with_open_batch(args, inputs)
-        )
-        program = torch.export.export(_Wrap(traced), args, dynamic_shapes=shapes, strict=False)
-        exported = torch.onnx.export(
-            program,
-            args,
-            dynamo=True,
-            external_data=False,
-            opset_version=OPSET,
-            input_names=inputs,
-            output_names=outputs,
-            custom_translation_table=onnx_translations(),
-        )
+    exported = torch.onnx.export(
+        torch.export.export(_Wrap(traced), args, dynamic_shapes=shapes, strict=False),
+        args,
+        dynamo=True,
+        external_data=False,
+        opset_version=OPSET,
+        input_names=inputs,
+        output_names=outputs,
+        custom_translation_table=onnx_translations(),
+    )
     assert exported is not None  # not None with `dynamo=True` and without a file
-    return _stripped(exported.model_proto).SerializeToString(deterministic=True)
+    return exported.model_proto
 
 
-def _example(model: Model, inputs: list[str], objective: Objective) -> tuple[Tensor, ...]:
-    """Returns example inputs for the trace. The batch is odd, so that no constant of the network equals it."""
+def _example(model: Model, inputs: list[str], objective: Objective, batch: int) -> tuple[Tensor, ...]:
+    """Returns example inputs for the trace."""
     params = {f"param.{k}": v for k, v in model.layout.unflatten(torch.from_numpy(model.init(0))).items()}
-    x, y, masks = random_batch(model, 5, np.random.default_rng(0), objective)
+    x, y, masks = random_batch(model, batch, np.random.default_rng(0), objective)
     values = params | {"x": torch.from_numpy(x), "y": torch.from_numpy(y)}
     values |= {f"dropout.{i}": torch.from_numpy(mask) for i, mask in enumerate(masks)}
-    teacher, distill = random_teacher(model, 5, np.random.default_rng(0), objective)
+    teacher, distill = random_teacher(model, batch, np.random.default_rng(0), objective)
     values |= {"teacher": torch.from_numpy(teacher), "distill": torch.from_numpy(distill)}
     return tuple(values[name] for name in inputs)
 

@@ -23,6 +23,8 @@ hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("any machine")
+# Other versions of packages and of Python are seen by a few examples; the search is that of `make test`.
+hypothesis.settings.register_profile("few", hypothesis.settings.get_profile("any machine"), max_examples=10)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,6 +1,6 @@
-"""Prints what pip lays over the packages of .venv: `lowest`, our lowest versions, or `peers`, that extra.
+"""Prints what pip lays over the packages of .venv: `lowest`, our lowest versions, or `peers` or `networks`, that extra.
 
-`make test-lowest` and `make test-peers` run some tests with it.
+`make test-lowest`, `make test-peers` and `make test-networks` run some tests with it.
 """
 
 from __future__ import annotations

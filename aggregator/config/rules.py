@@ -148,6 +148,15 @@ DATA: Rules = {
         "mean and std come together, one of each for a channel, with your own data; here they have {mean!n} and "
         "{std!n} values",
     ),
+    "data.tokens-need-vocabulary": (
+        lambda data: (data.values == "tokens") != (data.vocabulary > 0),
+        "values = {values!r} and vocabulary = {vocabulary}: values = 'tokens' and vocabulary, the number of tokens, "
+        "need each other",
+    ),
+    "data.tokens-without-mean": (
+        lambda data: data.values == "tokens" and data.mean,
+        "mean and std must be left out with values = 'tokens': a network looks tokens up, and does not scale them",
+    ),
     "data.target-mean-needs-std": (
         lambda data: len(data.target_mean) != len(data.target_std),
         "target_mean and target_std come together, one of each for an output; here they have {target_mean!n} and "

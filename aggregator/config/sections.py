@@ -297,7 +297,9 @@ class DataSection(Checked):
         concluded from the samples. A board's owner may say otherwise in DEVICE.toml.
     :param decimal: the decimal mark of CSV files.
     :param labels: whether labels are `names` of classes or `numbers` from 0.
-    :param values: whether values are `pixels` from 0 to 255 or `numbers`.
+    :param values: whether values are `pixels` from 0 to 255, `numbers`, or `tokens`: whole numbers that stand for words
+        or other things, which your own network is given as int64 `[B, F]`.
+    :param vocabulary: how many tokens there are; a sample with a token that is not below it is refused.
     :param label_column: the column of labels of a table; left out, `label`.
     :param device_column: the column that names each sample's device, for partition `given`; left out, `device`.
     :param time_column: a column of times: rows are sorted by it.
@@ -329,6 +331,7 @@ class DataSection(Checked):
     decimal: forms.DecimalMark = ""
     labels: forms.LabelKind = ""
     values: forms.ValueKind = ""
+    vocabulary: forms.Vocabulary = 0
     label_column: forms.ColumnName = ""
     device_column: forms.ColumnName = ""
     time_column: forms.ColumnName = ""

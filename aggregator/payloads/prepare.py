@@ -112,7 +112,8 @@ def prepare(
     name = task.model.name if task.model.share == "all" else "linear"
     by_record = task.privacy.unit == "record"
     outputs = task.targets.outputs(class_names, input_shape)
-    model = get_model(name, classes=outputs, input_shape=taken, loss=task.model.standard_loss, by_record=by_record)
+    checked = {"loss": task.model.standard_loss, "by_record": by_record, "vocabulary": task.data.vocabulary}
+    model = get_model(name, classes=outputs, input_shape=taken, **checked)
     _check_shape(task, model.input_shape, taken)
     _check_layout(task, model)
     train_samples = min(len(dataset.train), task.data.limit or len(dataset.train)) if dataset else 0
@@ -313,7 +314,7 @@ def _load_own(task: Task) -> DataSet | None:
         input_shape=shape,
         where=str(path),
     )
-    if not section.mean:
+    if not section.mean and section.values != "tokens":
         advise_normalisation((dataset.train if len(dataset.train) else dataset.test).images, str(path))
     if shape not in (None, dataset.input_shape):
         raise BadInput(

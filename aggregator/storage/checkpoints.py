@@ -51,7 +51,7 @@ class Checkpoints:
 
     def write(self, round: int, params: np.ndarray) -> None:
         """Writes `params` float32 `[(1 + vectors) d]`, and replaces a file that a crashed close may have left."""
-        tensors = {name: np.ascontiguousarray(view) for name, view in self._tensors(params)}
+        tensors = {name: np.asarray(view, order="C") for name, view in self._tensors(params)}  # keeps 0-d ones
         # one key only: safetensors writes several in an order that changes from run to run
         about = json.dumps({"round": round, **self._about})
         data = safetensors.numpy.save(tensors, {"hushfleet": about})

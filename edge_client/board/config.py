@@ -161,7 +161,8 @@ class OwnDataSection(Checked):
     :param columns: how this board's CSV files call the columns of values, in the order in which the task takes them.
     :param decimal: the decimal mark of CSV files. This key and the ones around it replace what the task says.
     :param labels: whether labels are `names` of classes or `numbers` from 0.
-    :param values: whether values are `pixels` from 0 to 255 or `numbers`.
+    :param values: whether values are `pixels` from 0 to 255, `numbers` or `tokens`.
+    :param vocabulary: how many tokens there are.
     :param label_column: how this board's CSV files call the column of labels; likewise `device_column`, `time_column`
         and `record_column`.
     :param device_column: a column that is no value: all lines of a board are its own.
@@ -182,6 +183,7 @@ class OwnDataSection(Checked):
     decimal: forms.DecimalMark = ""
     labels: forms.LabelKind = ""
     values: forms.ValueKind = ""
+    vocabulary: forms.Vocabulary = 0
     label_column: forms.ColumnName = ""
     device_column: forms.ColumnName = ""
     time_column: forms.ColumnName = ""

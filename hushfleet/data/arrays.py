@@ -179,7 +179,7 @@ class Data:
                 f"{where}: {types}. uint8 is read as pixels and divided by 255, other numbers are taken as they are; "
                 'give both in one type, or say what they are: data.values = "pixels" or "numbers"'
             )
-        if not mean and first.images.dtype != np.uint8:
+        if not mean and first.images.dtype != np.uint8 and form.values != "tokens":
             check_spread(first.images, *moments((train if len(train) else test).images), where, columns)
         return DataSet(name, train, test, names, owners, test_owners, columns, has_test)
 

@@ -27,7 +27,8 @@ OWN_DATA = (*get_args(OwnData), "table")
 PUBLIC_DATA = ("digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn")
 """The names of `hushfleet.data.sets`, which is imported when one of them is read."""
 LabelKind = Literal["", "names", "numbers"]
-ValueKind = Literal["", "pixels", "numbers"]
+ValueKind = Literal["", "pixels", "numbers", "tokens"]
+Vocabulary = Annotated[int, Meta(ge=0, le=1_000_000)]
 LayoutKind = Literal["", "channels-first", "channels-last"]
 ColumnName = Annotated[str, Meta(max_length=256)]
 BitDepth = Annotated[int, Meta(ge=0, le=16)]
@@ -50,8 +51,8 @@ class SampleForm(Checked):
         columns but those of labels, devices, times, records and targets, in the table's order.
     :param decimal: the decimal mark of CSV files. Empty: a point; a comma too if commas do not separate the columns.
     :param labels: `names` of classes, or their `numbers` from 0. Empty: in an .npz, numbers if the array is numeric.
-    :param values: `pixels`, whole numbers from 0 to 255, which are divided by 255; or `numbers`, which stay unchanged.
-        Empty: uint8 are pixels.
+    :param values: `pixels`, whole numbers from 0 to 255, which are divided by 255; `numbers`, which stay unchanged; or
+        `tokens`, whole numbers from 0 to below `vocabulary`. Empty: uint8 are pixels.
     :param label_column: the column of labels of a table. Empty: `label`.
     :param device_column: likewise, of each sample's device. Empty: `device`.
     :param time_column: of times, by which the rows are sorted: numbers, or dates in the form of ISO 8601.
@@ -72,6 +73,7 @@ class SampleForm(Checked):
     record_column: ColumnName = later("")
     layout: LayoutKind = later("")
     bit_depth: BitDepth = later(0)
+    vocabulary: Vocabulary = later(0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -110,5 +112,7 @@ def form_rules(section: str, kind_of: Callable[[Any], str]) -> Rules:
 
     kinds = dict.fromkeys(("labels", "values", "layout"), (*TABLES, "arrays")) | {"bit_depth": OWN_DATA}
     return {
-        f"{section}.{each.name}-not-used": rule(each.name, kinds.get(each.name, TABLES)) for each in fields(SampleForm)
+        f"{section}.{each.name}-not-used": rule(each.name, kinds.get(each.name, TABLES))
+        for each in fields(SampleForm)
+        if each.name != "vocabulary"  # goes with values
     }

@@ -75,11 +75,15 @@ def fitted(
         raise BadInput(f"{where[1]}: samples have the shape {list(values.shape[1:])}, and the task takes {list(shape)}")
     mean, std = mean or (0.0,) * values.shape[1], std or (1.0,) * values.shape[1]
     found, of_targets = _targets(y, names, targets, len(values), where[1], labels, is_strict=skipped is None)
+    if form.values == "tokens":
+        usable &= ((values >= 0) & (values < form.vocabulary) & (values == np.floor(values))).all((1, 2, 3))
     fits = usable & ~np.logical_or.reduce([each.are for each in of_targets])
     far = far_away(values, mean, std) & fits
     most, key = (2**form.bit_depth - 1, "bit_depth") if form.bit_depth > 8 else (255, "values")
     is_free = form.values != "pixels" and not form.bit_depth
     wanted = "finite numbers" if is_free else f"pixels, whole numbers from 0 to {most} (data.{key})"
+    if form.values == "tokens":
+        wanted = f"tokens, whole numbers from 0 to {form.vocabulary - 1} (data.vocabulary)"
     misfits = (
         _Misfit(~usable, where[0], lambda at: _extreme(x[at]), f"its values are no {wanted}"),
         *(each._replace(are=each.are & usable) for each in of_targets),
@@ -169,7 +173,7 @@ def read_values(
     x = channels_first(x, where, layout=form.layout, shape=shape, are_pixels=x.dtype == np.uint8)
     are_bytes = form.values == "pixels" or form.bit_depth == 8
     if x.dtype == np.uint8 and form.bit_depth <= 8:
-        return np.ascontiguousarray(x if form.values != "numbers" else x.astype(np.float32)), np.ones(len(x), bool)
+        return np.ascontiguousarray(x if form.values in ("", "pixels") else x.astype(np.float32)), np.ones(len(x), bool)
     values, most = as_float32(x), 2.0 ** (form.bit_depth or 8) - 1
     fits = np.isfinite(values).all((1, 2, 3))
     if are_bytes or form.bit_depth:

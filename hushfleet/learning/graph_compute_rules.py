@@ -25,6 +25,7 @@ from hushfleet.learning.graph_node import (
     axes_of,
     axis_of,
     broadcast,
+    fixed_list,
     followed,
     one_output,
     require,
@@ -223,6 +224,57 @@ def _batch_norm(call: Call) -> NodeCost:
     return one_output(Tensor(data.kind, data.shape), work=7 * data.size)
 
 
+def _cumulated(call: Call) -> NodeCost:
+    (axis,) = _single(call, 1, "axis")
+    axis_of(axis, len(call[0].shape))
+    return _same()(call)
+
+
+def _top(call: Call) -> NodeCost:
+    data = call[0]
+    axis = axis_of(call.number("axis", -1), len(data.shape))
+    (count,) = _single(call, 1, "count")
+    require(0 < count <= fixed(data.shape[axis]), f"it takes the largest {count} of {data.shape[axis]}")
+    shape = (*data.shape[:axis], count, *data.shape[axis + 1 :])
+    outputs = Tensor(data.kind, shape), Tensor(INT64, shape)
+    return NodeCost(outputs[: call.results], 32 * data.size, 4 * data.size)  # sorting; pairs of a value and its place
+
+
+def _fourier(call: Call) -> NodeCost:
+    """The work is that of the sums by definition, because a length may be a prime."""
+    data, given = call[0], call.get(2)
+    rank = len(data.shape)
+    require(rank >= 2 and data.shape[-1] in (1, 2) and data.kind in _FLOATING, f"{data.shape} are no complex numbers")
+    axis = axis_of(call.number("axis", 1) if given is None else _single(call, 2, "axis")[0], rank)
+    length = fixed(data.shape[axis]) if call.get(1) is None else _single(call, 1, "length")[0]
+    half = call.number("onesided")
+    require(axis < rank - 1 and length > 0 and not (half and call.number("inverse")), "its axis or kind is not allowed")
+    shape = (*data.shape[:axis], length // 2 + 1 if half else length, *data.shape[axis + 1 : -1], 2)
+    size = math.prod(shape[:axis]) * math.prod(shape[axis + 1 :]) * length
+    return one_output(Tensor(data.kind, shape), work=4 * size * length, scratch=2 * size + 16 * length)
+
+
+def _short_fourier(call: Call) -> NodeCost:
+    signal, window = call[0], call.get(2)
+    require(len(signal.shape) == 3 and signal.shape[2] in (1, 2), f"{signal.shape} is not a batch of signals")
+    require(signal.kind in _FLOATING, "its signal is of another kind")
+    (step,), sizes = _single(call, 1, "step"), [] if window is None else [fixed(n) for n in window.shape]
+    require(len(sizes) <= 1, f"its window is {sizes}")
+    length = sizes[0] if call.get(3) is None and sizes else _single(call, 3, "length")[0]
+    room = fixed(signal.shape[1]) - length
+    require(step > 0 and length > 0 <= room and sizes in ([], [length]), f"a window of {length} does not fit")
+    frames, bins = room // step + 1, length // 2 + 1 if call.number("onesided", 1) else length
+    shape = (signal.shape[0], frames, bins, 2)
+    size = signal.shape[0] * frames * length
+    return one_output(Tensor(signal.kind, shape), work=8 * size * length, scratch=4 * size + 16 * length)
+
+
+def _single(call: Call, place: int, what: str) -> list[int]:
+    numbers = fixed_list(call.get(place), what)
+    require(len(numbers) == 1, f"its {what} is not one number")
+    return numbers
+
+
 def _each(names: str, rule: Rule) -> dict[str, Rule]:
     return dict.fromkeys(names.split(), rule)
 
@@ -234,7 +286,7 @@ COMPUTING: Mapping[str, Rule] = (
     | _each("Equal Greater GreaterOrEqual Less LessOrEqual", _elementwise(2, BOOL))
     | _each("Where", _elementwise(3, first=1))
     | _each("Abs Elu Erf Exp HardSigmoid LeakyRelu Log Neg Not Reciprocal Relu Selu Sigmoid Sign", _same())
-    | _each("Softplus Sqrt Tanh Trilu Clip", _same())
+    | _each("Softplus Sqrt Tanh Trilu Clip Ceil Cos Floor Round Sin", _same())
     # Some of these are expanded to several nodes, or work on a copy.
     | _each("Gelu HardSwish LogSoftmax Softmax", _same(scratch=4))
     | _each("GroupNormalization InstanceNormalization", _same(3, scratch=4))
@@ -244,5 +296,6 @@ COMPUTING: Mapping[str, Rule] = (
     | _each("ReduceProd ReduceSum ReduceSumSquare", _reduce)
     | _each("MaxPool AveragePool", _pool)
     | _each("GlobalAveragePool GlobalMaxPool", _global_pool)
+    | {"CumSum": _cumulated, "DFT": _fourier, "STFT": _short_fourier, "TopK": _top}
     | {"Conv": _conv, "ConvTranspose": _conv_transpose, "Gemm": _gemm, "MatMul": _matmul}
 )

@@ -36,7 +36,7 @@ GROUPS = {
     "baselines": ("fedavg", "fedprox", "fednova", "scaffold", "feddyn", "moon", "fedopt"),
     "personalized": (
         *("fedper", "lg-fedavg", "fedrep", "fedbn", "ditto", "pfedme", "apfl"),
-        *("fedala", "perfreezeclip", "pfedsd", "dkd-pfed", "moon"),
+        *("fedala", "perfreezeclip", "pfedsd", "dkd-pfed"),
     ),
     "private": (
         *("dp-fedavg", "blur-lus", "dp-fedsam", "fedglp-adp", "acdp-pfsd", "dp-fedsim"),

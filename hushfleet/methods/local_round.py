@@ -26,7 +26,6 @@ from hushfleet.methods.local import GradientRule, Pull, Sgd
 from hushfleet.methods.method import TrainingConfig
 from hushfleet.methods.state import DeviceState, PrivateArrays, RoundContext
 from hushfleet.methods.task_method import TaskMethod
-from hushfleet.params import copied
 from hushfleet.privacy.noise import NoiseSource
 from hushfleet.privacy.record import RecordMechanism
 
@@ -104,11 +103,11 @@ class LocalRound:
         """
         training, second = self.method.training, self.method.parts.own_training
         client = OneClient(self, training, record=self.record, **how)
-        end = copied(self.context.start)
+        end = self.context.start.copy()
         own, remembered = client.train(end)
         if second is not None:
             begin = self.context.global_params if self.state.own is None else self.state.own
-            own = copied(begin)
+            own = begin.copy()
             try:
                 OneClient(self, second, **how).train(own)
             except GraphRefused as error:

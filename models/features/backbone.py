@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.inliner
 from onnx import helper, numpy_helper
 
 from hushfleet.errors import BadInput
@@ -107,10 +108,19 @@ def _read(path: Path) -> bytes:
 
 def _model(data: bytes, *, what: str) -> onnx.ModelProto:
     try:
-        model = without_traces(onnx.load_from_string(data))
+        model = onnx.inliner.inline_local_functions(without_traces(onnx.load_from_string(data)))
+        _drop_unused_operator_sets(model)
         return onnx.compose.add_prefix(onnx.shape_inference.infer_shapes(model), "backbone.")
     except Exception as error:  # protobuf's and onnx's own classes
         raise BadInput(f"{what} is not an ONNX file: {error}") from error
+
+
+def _drop_unused_operator_sets(model: onnx.ModelProto) -> None:
+    """Removes, in place, the sets of which no node has an operator: exporters name all that they know."""
+    used = {node.domain or "ai.onnx" for node in model.graph.node}
+    kept = [each for each in model.opset_import if (each.domain or "ai.onnx") in used]
+    del model.opset_import[:]
+    model.opset_import.extend(kept)
 
 
 def _to_bytes(graph: onnx.GraphProto) -> None:

@@ -99,31 +99,34 @@ class ProgramWriter:
     def _shared(self) -> Iterator[str]:
         """Yields the fields of the memory that samples use one after the other."""
         for stage in self.stages.convs:
-            n, weights, channels = stage.number, stage.patch * stage.outputs, stage.input_shape[0]
-            points, plane = stage.winograd_points, f"({channels * stage.outputs} + PAD)"
-            if stage.winograd_rows:
-                tiles = stage.winograd_tiles * self._images
-                yield f"float points{n}[{points} * {plane}]"
-                yield f"float x_points{n}[{points} * ({channels * tiles} + PAD)]"
-                yield f"float y_points{n}[{points} * ({stage.outputs * tiles} + PAD)]"
-            else:
-                yield f"float forward{n}[{weights}]"
-            if not stage.first:
-                yield f"float grad_x{n}[{self._images * stage.input_size}]"
-            if self._back_by_winograd(stage):
-                yield f"float backward{n}[{points} * {plane}]"
-                yield f"float sums{n}[{points} * {plane}]"
-                continue
-            yield f"float grad_weight{n}[{weights}]"
-            if not stage.first:
-                yield f"float backward{n}[{weights}]"
-                yield f"Entry entries{n}[{stage.outputs * stage.tiles(self.target).band * stage.pooled[1]}]"
-                yield f"int counts{n}[{stage.outputs}]"
+            yield from self._conv_memory(stage)
         rows = [max(each.winograd_rows, each.window) * each.grid[1] * each.outputs for each in self.stages.convs]
         tables = [each.padded[0] * each.pooled[1] * self.target.lanes for each in self.stages.convs[:1]]
         yield f"float rows[{max([*rows, *tables], default=0)}]"
         yield f"float y[{self._images * self.stages.linears[0].inputs}]"
         yield f"float grad_y[{self._images * self.stages.linears[0].inputs}]"
+
+    def _conv_memory(self, stage: ConvStage) -> Iterator[str]:
+        n, weights, channels = stage.number, stage.patch * stage.outputs, stage.input_shape[0]
+        points, plane = stage.winograd_points, f"({channels * stage.outputs} + PAD)"
+        if stage.winograd_rows:
+            tiles = stage.winograd_tiles * self._images
+            yield f"float points{n}[{points} * {plane}]"
+            yield f"float x_points{n}[{points} * ({channels * tiles} + PAD)]"
+            yield f"float y_points{n}[{points} * ({stage.outputs * tiles} + PAD)]"
+        else:
+            yield f"float forward{n}[{weights}]"
+        if not stage.first:
+            yield f"float grad_x{n}[{self._images * stage.input_size}]"
+        if self._back_by_winograd(stage):
+            yield f"float backward{n}[{points} * {plane}]"
+            yield f"float sums{n}[{points} * {plane}]"
+            return
+        yield f"float grad_weight{n}[{weights}]"
+        if not stage.first:
+            yield f"float backward{n}[{weights}]"
+            yield f"Entry entries{n}[{stage.outputs * stage.tiles(self.target).band * stage.pooled[1]}]"
+            yield f"int counts{n}[{stage.outputs}]"
 
     def _forward(self) -> Iterator[str]:
         yield from where(f"from < {max(1, len(self.stages.convs))}", self._forward_convs())
@@ -190,25 +193,31 @@ class ProgramWriter:
         yield f"if (from >= {len(self.stages.convs)})"
         yield "    return;"
         for stage in self.stages.convs:
-            yield f"memset(out + {self._start(stage, 'bias')}, 0, {stage.outputs} * sizeof(float));"
-            if self._back_by_winograd(stage):
-                yield f"winograd_weights({stage.name}, {self._weight(stage)}, shared->backward{stage.number}, 0);"
-                continue
-            yield f"memset(shared->grad_weight{stage.number}, 0, sizeof shared->grad_weight{stage.number});"
-            if not stage.first:
-                yield f"pack_backward({stage.name}, {self._weight(stage)}, shared->backward{stage.number});"
+            yield from self._conv_begin(stage)
         biases = {stage.number: f"out + {self._start(stage, 'bias')}" for stage in self.stages.convs}
         yield from self._together(self._backward_samples(biases))
         for stage in self.stages.convs:
-            n, out = stage.number, f"out + {self._start(stage, 'weight')}"
-            if self._back_by_winograd(stage):
-                found = [f"winograd_weight_gradient({stage.name}, shared->sums{n}, {out});"]
-            else:
-                order = "forward" if stage.first else "backward"
-                found = [f"unpack_{order}({stage.name}, shared->grad_weight{n}, {out});"]
-            sizes = ("weight", stage.patch * stage.outputs), ("bias", stage.outputs)
-            taken = (line for kind, size in sizes for line in self._taken(stage, kind, size))
-            yield from where(self._wanted(stage), [*found, *taken])
+            yield from where(self._wanted(stage), self._conv_end(stage))
+
+    def _conv_begin(self, stage: ConvStage) -> Iterator[str]:
+        n, weight = stage.number, self._weight(stage)
+        yield f"memset(out + {self._start(stage, 'bias')}, 0, {stage.outputs} * sizeof(float));"
+        if self._back_by_winograd(stage):
+            yield f"winograd_weights({stage.name}, {weight}, shared->backward{n}, 0);"
+            return
+        yield f"memset(shared->grad_weight{n}, 0, sizeof shared->grad_weight{n});"
+        if not stage.first:
+            yield f"pack_backward({stage.name}, {weight}, shared->backward{n});"
+
+    def _conv_end(self, stage: ConvStage) -> Iterator[str]:
+        n, out = stage.number, f"out + {self._start(stage, 'weight')}"
+        if self._back_by_winograd(stage):
+            yield f"winograd_weight_gradient({stage.name}, shared->sums{n}, {out});"
+        else:
+            order = "forward" if stage.first else "backward"
+            yield f"unpack_{order}({stage.name}, shared->grad_weight{n}, {out});"
+        for kind, size in (("weight", stage.patch * stage.outputs), ("bias", stage.outputs)):
+            yield from self._taken(stage, kind, size)
 
     def _taken(self, stage: ConvStage | LinearStage, kind: str, size: int) -> Iterator[str]:
         start = self._start(stage, kind)

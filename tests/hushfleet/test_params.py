@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.errors import Malformed
-from hushfleet.params import CACHE_LINE, MAX_PARAMS, MAX_TENSORS, ParamLayout, copied
+from hushfleet.params import MAX_PARAMS, MAX_TENSORS, ParamLayout
 
 LAYOUT = ParamLayout(
     ("conv.weight", "conv.bias", "scale", "block.fc.weight"), ((2, 1, 3), (2,), (), (4, 2))
@@ -160,13 +160,3 @@ def test_random_data_is_a_layout_or_malformed(data: object) -> None:
     except Malformed:
         return
     assert layout.to_wire() == data
-
-
-@pytest.mark.parametrize("size", [1, 17, 1000])
-def test_a_copy_begins_at_a_cache_line(size):
-    vector = np.arange(size + 1, dtype=np.float32)[1:]
-    copy = copied(vector)
-    assert copy.ctypes.data % CACHE_LINE == 0
-    assert copy.dtype == vector.dtype
-    np.testing.assert_array_equal(copy, vector)
-    assert not np.may_share_memory(copy, vector)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from functools import cache
@@ -26,8 +27,11 @@ def one_thread():
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory) -> Path:
-    """The `XDG_CACHE_HOME` of compiled programs."""
-    return tmp_path_factory.mktemp("compiled")
+    """The `XDG_CACHE_HOME` of compiled programs, the same for all processes that run the tests."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from hushfleet.errors import BadInput
 from hushfleet.models import get_model
+from hushfleet.models.checks import random_batch
 from hushfleet.models.export import content_key, export_graphs
 from hushfleet.models.module import model_of, offer, with_group_norm
 from hushfleet.models.torch_gradient import TorchGradient
@@ -169,7 +171,7 @@ class Hidden(nn.Module):
         self.head = nn.Linear(7, 4)
 
     def forward(self, x):
-        return nn.functional.dropout(self.head(x), 0.5, self.training)
+        return self.head(x + torch.randn_like(x) * self.training)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +181,10 @@ class Hidden(nn.Module):
         (nn.LSTM(7, 4), "it is a LSTM.*Use torch.nn.GRU"),
         (nn.Sequential(nn.ConvTranspose2d(1, 2, 2)), "0 is a ConvTranspose2d.*Use torch.nn.Upsample"),
         (nn.Linear(7, 5), r"logits float32 \[B, 4\] for \[B, 7\].*gives \[3, 5\]"),
-        (nn.Linear(6, 4), r"fails on a batch of shape \[3, 7\]: RuntimeError.*have shape \[7\].*: check the sizes"),
+        (
+            nn.Linear(6, 4),
+            r"fails on a batch of shape \[3, 7\]: RuntimeError.*have shape \[7\].*: check what its layers",
+        ),
         (Mixing, "other logits when other samples are beside it"),
         (Counting, "changes its buffers in training"),
         (Hidden, "draws random numbers: use torch.nn.Dropout"),
@@ -244,9 +249,14 @@ def plain(self, x):
         (Own(lambda self, x: plain(self, x).log()), "NaN or infinite for random samples"),
         (Own(lambda self, x: plain(self, x.view(3, 7))), "a batch any number of them"),
         (
-            nn.Sequential(nn.Unflatten(1, (7, 1)), nn.MultiheadAttention(1, 1)),
-            "is a MultiheadAttention.*torch.softmax",
+            Own(lambda self, x: plain(self, x) if self.body.bias.sum() > -99 else -plain(self, x)),
+            r"cannot trace it.* at test_module.py:\d+: .*if self.body.bias.sum.*use torch.where",
         ),
+        (Own(lambda self, x: plain(self, F.embedding(x.long(), torch.ones(2, 7)).mean(1))), r'values = "tokens"'),
+        (Own(lambda self, x: plain(self, x) * self.head.bias.tolist()[0]), r"bias.tolist\(\)\[0\].*use torch.where"),
+        (torch.jit.script(nn.Linear(7, 4)), "it is TorchScript.*before torch.jit.script"),
+        (nn.Sequential(torch.jit.script(nn.Linear(7, 4))), "0 is TorchScript"),
+        (Own(lambda self, x: plain(self, x) * F.dropout(torch.ones(4), 0.5)), r"tensor \[4\] in which no axis"),
     ],
 )
 def test_refuses_what_would_fail_later_or_learn_in_silence(made, said):
@@ -325,3 +335,25 @@ def test_an_offered_network_is_known_to_this_process_alone():
     assert get_model(name, classes=4, input_shape=VECTOR).layout.size == 32
     with pytest.raises(BadInput, match="of a Python program"):
         get_model("python:Never", classes=4, input_shape=VECTOR)
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel, lambda net: nn.Sequential(torch.compile(net))])
+def test_what_compiles_or_distributes_a_network_is_taken_off(wrap):
+    net = nn.Linear(7, 4)
+    model = model_of(wrap(net), name="own", classes=4, input_shape=VECTOR)
+    assert np.array_equal(model.init(0), torch.cat([net.weight.flatten(), net.bias]).detach().numpy())
+    assert not any("mod" in name for name in model.layout.names)
+
+
+def test_a_network_of_tokens_is_checked_with_tokens():
+    def net():
+        return nn.Sequential(nn.Embedding(9, 3), nn.Flatten(), nn.Linear(21, 4))
+
+    model = model_of(net, name="own", classes=4, input_shape=VECTOR, vocabulary=9)
+    x = random_batch(model, 50, np.random.default_rng(0))[0]
+    assert set(np.unique(x)) == set(range(9))
+    loss, grad = TorchGradient(model)(model.init(0), x, np.zeros(50, np.int64))
+    assert np.isfinite(loss)
+    assert np.abs(grad).max() > 0
+    with pytest.raises(BadInput, match=r"its first size must be at least as large"):
+        model_of(net, name="own", classes=4, input_shape=VECTOR, vocabulary=90)

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -110,8 +110,9 @@ class LoadedRun:
         if self.runtime == ON_DEVICES and model.is_linear:
             return LinearGradient(model.layout, self.objective)
         graph = self._graph(model.gradient)
-        names, shape = (self.network, model.outputs), model.input_shape
-        return make_gradient(self.runtime, *names, model.layout, graph, self.objective, input_shape=shape)
+        names = self.network, model.outputs
+        more: dict[str, Any] = {"input_shape": model.input_shape, "vocabulary": model.form.vocabulary}
+        return make_gradient(self.runtime, *names, model.layout, graph, self.objective, **more)
 
     @cached_property
     def inference(self) -> LogitsOf:

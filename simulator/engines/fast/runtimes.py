@@ -91,14 +91,15 @@ def make_gradient(
     objective: Objective = CROSS_ENTROPY,
     *,
     input_shape: tuple[int, int, int] | None = None,
+    vocabulary: int = 0,
 ) -> GradientFunction:
     """:param graph: the model's gradient graph under `objective`, ONNX bytes.
-    :param input_shape: input shape of a model that accepts any, as in `get_model`.
+    :param input_shape: input shape of a model that accepts any, as in `get_model`; likewise `vocabulary`.
     """
     offered = is_offered(model) or is_offered(objective.own)  # only the parent process knows it
     if runtime == ON_DEVICES or (offered and parent_process() is not None):
         return GradientGraph(graph, layout, objective=objective)
-    network = get_model(model, classes=classes, input_shape=input_shape)
+    network = get_model(model, classes=classes, input_shape=input_shape, vocabulary=vocabulary)
     if runtime == NATIVE:
         from hushfleet.models.native.gradient import NativeGradient
 

@@ -74,6 +74,14 @@ BREAKS: dict[str, dict[str, Any]] = {
     "data.folder-needs-form": {"data.name": "folder", "data.class_names": ["a", "b"]},
     "data.path-needs-own-data": {"data.path": "images"},
     "data.mean-needs-std": {**ARRAYS, "data.mean": [0.5]},
+    "data.tokens-need-vocabulary": {**ARRAYS, "data.values": "tokens"},
+    "data.tokens-without-mean": {
+        **ARRAYS,
+        "data.values": "tokens",
+        "data.vocabulary": 9,
+        "data.mean": [1.0],
+        "data.std": [1.0],
+    },
     "data.target-mean-needs-std": {**ARRAYS, "data.target_mean": [0.5]},
     "data.target-mean-per-output": {
         **ARRAYS,

@@ -31,6 +31,19 @@ def test_pixels_are_whole_numbers_whatever_the_type_of_the_array() -> None:
     assert len(skipped) == 2
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.int64, np.float32])
+def test_tokens_are_whole_numbers_below_the_vocabulary_whatever_the_type_of_the_array(kind: type) -> None:
+    form, y = SampleForm(values="tokens", vocabulary=200), np.array(["sit", "walk"])
+    found = fitted(np.array([[0, 199], [7, 3]], kind), y, NAMES, form=form, where=WHERE)
+    assert (found.images.dtype, found.x.ravel().tolist()) == (np.float32, [0, 199, 7, 3])
+    with pytest.raises(BadInput, match=r"number 1 .* value 200: its values are no tokens, whole numbers from 0 to 199"):
+        fitted(np.array([[0, 199], [7, 200]], kind), y, NAMES, form=form, where=WHERE)
+    skipped = list[str]()
+    x = np.array([[0, 0.5], [-1, 0], [3, 4]])
+    found = fitted(x, np.array(["sit", "walk", "sit"]), NAMES, form=form, where=WHERE, skipped=skipped)
+    assert (len(skipped), found.images.ravel().tolist()) == (2, [3, 4])
+
+
 @pytest.mark.parametrize(
     ("x", "y", "said"),
     [

@@ -19,7 +19,22 @@ from hushfleet.learning.graph_sizes import BATCH, Open, at, divide, fixed
 FLOAT = TensorProto.FLOAT
 UNARY = [
     *("Abs", "Elu", "Erf", "Exp", "HardSigmoid", "LeakyRelu", "Neg", "Relu", "Selu", "Sigmoid", "Sign", "Softplus"),
-    *("Sqrt", "Tanh", "Identity", "Clip", "HardSwish", "Softmax", "LogSoftmax", "Reciprocal", "Log"),
+    *(
+        "Ceil",
+        "Cos",
+        "Floor",
+        "Round",
+        "Sin",
+        "Sqrt",
+        "Tanh",
+        "Identity",
+        "Clip",
+        "HardSwish",
+        "Softmax",
+        "LogSoftmax",
+        "Reciprocal",
+        "Log",
+    ),
 ]
 BINARY = ["Add", "Sub", "Mul", "Div", "Max", "Min", "Mean", "Sum", "Pow", "PRelu"]
 COMPARISONS = ["Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"]
@@ -125,6 +140,36 @@ def expand(s: Sketch, name: str, shape: tuple, rank: int, axis: int) -> None:
 
 def squeeze(s: Sketch, name: str, shape: tuple, rank: int, axis: int) -> None:
     s.add(s.draw(st.sampled_from(["Squeeze", "Unsqueeze"])), name, s.constant([axis]))
+
+
+def cumulate(s: Sketch, name: str, shape: tuple, rank: int, axis: int) -> None:
+    if rank:
+        s.add("CumSum", name, s.constant(axis), exclusive=s.draw(st.integers(0, 1)), reverse=s.draw(st.integers(0, 1)))
+
+
+def top(s: Sketch, name: str, shape: tuple, rank: int, axis: int) -> None:
+    if rank and s.add("TopK", name, s.constant([s.draw(st.integers(0, 5))]), outputs=2, axis=axis):
+        s.shapes.pop(f"v{len(s.nodes) - 1}.1")
+
+
+def fourier(s: Sketch, name: str, shape: tuple, rank: int, axis: int) -> None:
+    """Numbers become complex ones; some transforms have another length."""
+    if not rank or not s.add("Unsqueeze", name, s.constant([-1])):
+        return
+    length = s.constant(s.draw(st.integers(0, 9))) if s.draw(st.booleans()) else ""
+    kind = s.draw(st.sampled_from([{}, {"onesided": 1}, {"inverse": 1}, {"inverse": 1, "onesided": 1}]))
+    s.add("DFT", f"v{len(s.nodes) - 1}.0", length, axis=axis % rank, **kind)
+
+
+def short_fourier(s: Sketch, name: str, shape: tuple, rank: int, axis: int) -> None:
+    draw = s.draw
+    if not s.add("Reshape", name, s.constant([0, -1, 1])):
+        return
+    step, length = s.constant(draw(st.integers(0, 4))), draw(st.integers(0, 9))
+    has_window, has_length = draw(st.booleans()), draw(st.booleans())
+    window = s.constant(np.ones(max(1, length - draw(st.integers(0, 1)))), np.float32) if has_window else ""
+    last = [s.constant(length)] if has_length else []
+    s.add("STFT", f"v{len(s.nodes) - 1}.0", step, window, *last, onesided=draw(st.integers(0, 1)))
 
 
 def turn(s: Sketch, name: str, shape: tuple, rank: int, axis: int) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hushfleet.errors import PrivacyError
+from hushfleet.privacy import discrete_gaussian
 from hushfleet.privacy.discrete_gaussian import LARGEST_STD, DiscreteGaussian
 from hushfleet.privacy.noise import SecureNoise, SeededNoise
 
@@ -60,6 +61,21 @@ def test_any_number_gives_the_integer_of_its_interval(drawn):
     (found,) = DiscreteGaussian(10.0).sample(1, Written(drawn)).tolist()
     least, most = (bisect.bisect_right(edges, drawn + off) - 60 for off in (-NEAR, NEAR))
     assert least <= found <= most
+
+
+@pytest.mark.parametrize("thresholds", [[1 << 62], [(1 << 62) - 1], [(1 << 62) + 1], [5, 6, 1 << 63, (1 << 64) - 1]])
+def test_the_table_decides_only_where_no_threshold_is(thresholds, monkeypatch):
+    leading = np.array(thresholds, np.uint64)
+    monkeypatch.setattr(discrete_gaussian, "_leading", lambda variance: leading)
+    guide = discrete_gaussian._guide.__wrapped__(1.0)
+    bits = 64 - (len(guide) - 1).bit_length()
+    for threshold in thresholds:
+        assert guide[threshold >> bits] == discrete_gaussian._UNDECIDED
+    first = np.arange(len(guide), dtype=np.uint64) << np.uint64(bits)
+    for words in (first, first + np.uint64((1 << bits) - 1)):
+        expected = np.searchsorted(leading, words, side="right") - len(leading) // 2
+        assert ((guide == expected) | (guide == discrete_gaussian._UNDECIDED)).all()
+    assert (guide == discrete_gaussian._UNDECIDED).sum() == len({threshold >> bits for threshold in thresholds})
 
 
 def test_only_samples_in_doubt_draw_more_words():

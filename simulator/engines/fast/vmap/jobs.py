@@ -88,8 +88,8 @@ def train_at_once(cohort: ClientChunk, workers: WorkerPool) -> Iterator[ChunkAns
 def cohort_trainer(files: LoadedRun) -> CohortTrainer:
     """Returns this process's trainer for a run; the clients' images stay on its device from round to round."""
     spec = files.spec.model
-    model = get_model(files.network, classes=spec.outputs, input_shape=spec.input_shape)
-    device = computing_device()
+    what = {"classes": spec.outputs, "input_shape": spec.input_shape, "vocabulary": spec.form.vocabulary}
+    model, device = get_model(files.network, **what), computing_device()
     return CohortTrainer(TorchGradient(model, device=device, objective=files.objective), device)
 
 
