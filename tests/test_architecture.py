@@ -120,7 +120,7 @@ from hushfleet.methods.cost import RoundTerms
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.wire.format.update import UpdateHeader
-layout = ParamLayout(("body.weight", "head.weight", "head.bias"), ((3, 2), (2, 3), (2,)))
+layout = ParamLayout(("body.weight", "norm.weight", "head.weight", "head.bias"), ((3, 2), (3,), (2, 3), (2,)))
 UpdateHeader("t", 1, "d", "quantized", 1, (1.0,), (1.0,), (1.0,), bytes(16), 1, 1.0, 1.0, 1)
 for name in METHODS:
     for unit, rate in (("device", 1.0), ("record", 0.1))[: 1 if name == "fedala" else 2]:

@@ -20,7 +20,7 @@ from hushfleet.simulator.run_folder import Simulation, begin
 from hushfleet.simulator.studies.audit import game
 from hushfleet.simulator.studies.audit.finding import WholeTask, whole_task
 from hushfleet.simulator.studies.audit.games import Effort, findings, subject_of
-from support.methods import with_norms
+from support.methods import WITH_RECORDS, with_norms
 
 pytestmark = pytest.mark.slow
 
@@ -84,8 +84,9 @@ def privacy_says(*words: object) -> float:
     return math.inf if said is None else float(said)
 
 
-@pytest.mark.parametrize("unit", ["device", "record"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "unit"), [*((name, "device") for name in METHODS), *((name, "record") for name in WITH_RECORDS)]
+)
 def test_the_claim_is_the_ledgers(method: str, unit: str, runs: Any, audit: Any, tmp_path: Path) -> None:
     simulation = runs.fast(begin(task_of(method, unit), tmp_path / "run", data_dir=None))
     entries = check(simulation, audit, rounds=ROUNDS)
