@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -112,7 +112,7 @@ def prepare(
     name = task.model.name if task.model.share == "all" else "linear"
     by_record = task.privacy.unit == "record"
     outputs = task.targets.outputs(class_names, input_shape)
-    checked = {"loss": task.model.standard_loss, "by_record": by_record, "vocabulary": task.data.vocabulary}
+    checked: Any = {"loss": task.model.standard_loss, "by_record": by_record, "vocabulary": task.data.vocabulary}
     model = get_model(name, classes=outputs, input_shape=taken, **checked)
     _check_shape(task, model.input_shape, taken)
     _check_layout(task, model)

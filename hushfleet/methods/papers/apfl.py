@@ -50,12 +50,12 @@ class APFLConfig(PlainSgdConfig):
     summary="a mixture of the shared model and of one that stays on the device, in a share that each device learns",
 )
 def apfl(config: APFLConfig, privacy: PrivacySpec, rounds: int) -> Method:
-    mixture = Mixture(alpha=config.alpha, adaptive=config.adaptive, learning_rate=config.learning_rate)
+    mixture = MixedModel(alpha=config.alpha, adaptive=config.adaptive, learning_rate=config.learning_rate)
     return Method(training=Sgd(mixture), stages=CLIP_AND_NOISE)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mixture(GradientRule):
+class MixedModel(GradientRule):
     """The gradient of w; it takes the steps of v and alpha itself, and keeps them as `local` and `alpha`.
 
     :param learning_rate: eta.

@@ -51,11 +51,11 @@ class FedDynConfig(TrainingConfig):
 )
 def feddyn(config: FedDynConfig, privacy: PrivacySpec, rounds: int) -> Method:
     alpha = config.alpha
-    return Method(OwnGradient(alpha), Sgd(penalties=(Pull(alpha), Linear())), CLIP_AND_NOISE, Dynamic(alpha))
+    return Method(OwnGradient(alpha), Sgd(penalties=(Pull(alpha), LinearTerm())), CLIP_AND_NOISE, Dynamic(alpha))
 
 
 @dataclass(frozen=True)
-class Linear(Penalty):
+class LinearTerm(Penalty):
     """-<g_k, params>."""
 
     def add(self, context: RoundContext, params: Array, gradient: Array) -> None:

@@ -1,5 +1,5 @@
-"""Plays the rounds of many clients at once: compiled code trains a group of them in one call and releases their updates
-in another. What they have in common is computed once, by the code of a single device.
+"""Plays the rounds of a chunk's clients. If they are alike, compiled code trains a group of them in one call and
+releases their updates in another, and what they have in common is computed once, by the code of a single device.
 
 The rows and the sum are those of one device after the other, to the last bit.
 """
@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from hushfleet.aggregator.payloads.exact_sum import SCALE_BITS, SMALL
+from hushfleet.aggregator.rounds.server_half import ServerRound
 from hushfleet.array_api import Array
 from hushfleet.edge_client.storage.declines import Declined
 from hushfleet.edge_client.worker.metrics import own_metrics, tested_fields
@@ -36,11 +37,21 @@ from hushfleet.models.native.release import Released, add_scaled
 from hushfleet.privacy.noise import SeededNoise, stream_seed
 from hushfleet.schema import pack
 from hushfleet.simulator.cohort_store import ChargeKind, StateRow
-from hushfleet.simulator.engines.fast.chunks import Client, ClientChunk, ClientRow, device_of, keeps_own, trainer_for
+from hushfleet.simulator.engines.fast.chunks import (
+    ChunkAnswer,
+    Client,
+    ClientChunk,
+    ClientRow,
+    device_of,
+    keeps_own,
+    one_by_one,
+    trainer_for,
+)
 from hushfleet.simulator.engines.fast.compiled_release import covers, released_rows
 from hushfleet.simulator.engines.fast.device import OWN, committed
 from hushfleet.simulator.engines.fast.partial_sum import PartialSum
 from hushfleet.simulator.engines.fast.runtimes import compiled_addition
+from hushfleet.simulator.engines.fast.sums import SummedRound
 from hushfleet.wire.format.update import UpdateHeader, assembled, dither_key_of
 from hushfleet.wire.format.update_values import Summed
 
@@ -49,8 +60,8 @@ _GROUP_BYTES = 1 << 20
 _KEY = msgspec.msgpack.encode("device")
 
 
-class Kind(NamedTuple):
-    """What clients with the same limits, charges and number of updates have in common.
+class ClientKind(NamedTuple):
+    """Clients with the same limits, charges and number of updates, and what they have in common.
 
     :param bounds: of the clipping; `stds`: of the noise.
     :param packed: the header before and after the device's name.
@@ -95,7 +106,24 @@ def released_alike(chunk: ClientChunk) -> bool:
     return plain and is_noised and not remembers and not follows and spec.wire.codec in ("quantized", "float32")
 
 
-def clients_of(chunk: ClientChunk, published: np.ndarray, total: PartialSum) -> AlikeClients | None:
+def train(chunk: ClientChunk) -> ChunkAnswer:
+    """Trains the devices, or only does the rest of their round: clip, noise, encode, add."""
+    run, plan = chunk.run, chunk.plan
+    run.secure = None
+    published = run.global_params(plan)
+    server = ServerRound(run.method, run.method.split(published)[0], chunk.server)
+    total = PartialSum(run.method.layout.size, server.weight, like=chunk.like) if chunk.summed else None
+    together = None if total is None else _clients_of(chunk, published, total)
+    rows, size = list[ClientRow](), 1 if together is None else together.at_once
+    for first in range(0, len(chunk.clients), size):
+        clients = chunk.clients[first : first + size]
+        found = None if together is None else together.rows(first, clients)
+        rows += one_by_one(chunk, first, clients, published, total) if found is None else found
+    secure = run.secure.total if isinstance(run.secure, SummedRound) else None
+    return ChunkAnswer(rows, secure if total is None else total.sum)
+
+
+def _clients_of(chunk: ClientChunk, published: np.ndarray, total: PartialSum) -> AlikeClients | None:
     """Returns a chunk's clients if they can be played together: also their training then has nothing between two
     gradients, and their choices depend on no private state."""
     run, parts = chunk.run, chunk.run.method.parts
@@ -126,7 +154,7 @@ class AlikeClients:
     chunk: ClientChunk
     published: np.ndarray
     total: PartialSum
-    _kinds: dict[Any, Kind] = field(default_factory=dict)
+    _kinds: dict[Any, ClientKind] = field(default_factory=dict)
 
     @property
     def at_once(self) -> int:
@@ -170,7 +198,7 @@ class AlikeClients:
             rows.append(ClientRow(client.device, None, data, summed, state, line | {"train_s": train_s}))
         return rows
 
-    def _kind(self, client: Client) -> Kind:
+    def _kind(self, client: Client) -> ClientKind:
         """Returns the kind of a client; its own code finds that of the first one. Raises why it must decline."""
         carried = client.carried
         known = None if carried is None else (id(carried.totals), carried.participations)
@@ -179,7 +207,7 @@ class AlikeClients:
             self._kinds[key] = self._kind_of_first(client)
         return self._kinds[key]
 
-    def _kind_of_first(self, client: Client) -> Kind:
+    def _kind_of_first(self, client: Client) -> ClientKind:
         method, store = self.chunk.run.method, device_of(self.chunk, client)
         round = DeviceRound(trainer_for(self.chunk, client, None), self.chunk.plan)
         charge, zeros = ChargeKind(round.charge, None), np.zeros(method.layout.size, np.float32)
@@ -196,9 +224,9 @@ class AlikeClients:
         name = _KEY + msgspec.msgpack.encode(client.device)
         before, after = pack(header).split(name)
         line = own_metrics(round, Trained(context, zeros, zeros, 0.0), noised, {}, train_s=0)
-        return Kind(context, *found[0], charge, header, (before + _KEY, after), line)
+        return ClientKind(context, *found[0], charge, header, (before + _KEY, after), line)
 
-    def _local(self, client: Client, kind: Kind) -> OneClient:
+    def _local(self, client: Client, kind: ClientKind) -> OneClient:
         """Returns the training of a client, before its first step."""
         run, state = self.chunk.run, kind.context.state
         if run.method.parts.reads_own:
@@ -243,13 +271,13 @@ class AlikeClients:
         self.total.sum.add_total(added, len(peaks), shared, bound=bound)
         return True
 
-    def _line(self, client: Client, kind: Kind, trained: OneClient, end: np.ndarray) -> dict[str, object]:
+    def _line(self, client: Client, kind: ClientKind, trained: OneClient, end: np.ndarray) -> dict[str, object]:
         """Returns the metrics of a client, but for the time that it took."""
         run = self.chunk.run
         tested = tested_fields(run.tested(client.device, end)) if self.chunk.evaluate else {}
         return kind.line | {"loss": trained.loss} | tested
 
-    def _state(self, client: Client, kind: Kind, own: np.ndarray, digest: bytes) -> StateRow:
+    def _state(self, client: Client, kind: ClientKind, own: np.ndarray, digest: bytes) -> StateRow:
         """Returns what the client keeps."""
         kept = keeps_own(self.chunk, client)
         return committed(

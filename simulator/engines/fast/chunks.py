@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hushfleet.aggregator.payloads.exact_sum import ExactSum
-from hushfleet.aggregator.rounds.server_half import ServerRound
 from hushfleet.edge_client.storage.declines import Declined, DeclineReason, decline_reason
 from hushfleet.edge_client.worker.metrics import own_metrics
 from hushfleet.edge_client.worker.randomness import SeededRandomness
@@ -127,28 +126,14 @@ def divided(chunk: ClientChunk, workers: int) -> list[ClientChunk]:
     ]
 
 
-def train(chunk: ClientChunk) -> ChunkAnswer:
-    """Trains the devices, or only does the rest of their round: clip, noise, encode, add."""
-    from hushfleet.simulator.engines.fast import alike  # it plays this module's clients
-
-    run, plan = chunk.run, chunk.plan
-    run.secure = None
-    published = run.global_params(plan)
-    server = ServerRound(run.method, run.method.split(published)[0], chunk.server)
-    total = PartialSum(run.method.layout.size, server.weight, like=chunk.like) if chunk.summed else None
-    together = None if total is None else alike.clients_of(chunk, published, total)
-    rows, size = list[ClientRow](), 1 if together is None else together.at_once
-    for first in range(0, len(chunk.clients), size):
-        clients = chunk.clients[first : first + size]
-        found = None if together is None else together.rows(first, clients)
-        rows += _one_by_one(chunk, first, clients, published, total) if found is None else found
-    secure = run.secure.total if isinstance(run.secure, SummedRound) else None
-    return ChunkAnswer(rows, secure if total is None else total.sum)
-
-
-def _one_by_one(
+def one_by_one(
     chunk: ClientChunk, first: int, clients: Sequence[Client], published: np.ndarray, total: PartialSum | None
 ) -> Iterator[ClientRow]:
+    """Plays clients one after the other.
+
+    :param first: the first client's number in the chunk.
+    :param total: takes the sum of their updates; None: they are encoded and signed.
+    """
     for place, client in enumerate(clients, start=first):
         if total is not None:
             total.begin(place)

@@ -23,7 +23,8 @@ from hushfleet.models.cuda import sees_cuda
 from hushfleet.progress import doing
 from hushfleet.simulator.closed_round import OnRound, tell
 from hushfleet.simulator.cohort_store import CohortStore
-from hushfleet.simulator.engines.fast.chunks import ChunkAnswer, Client, ClientChunk, ClientRow, divided, train
+from hushfleet.simulator.engines.fast.alike import train
+from hushfleet.simulator.engines.fast.chunks import ChunkAnswer, Client, ClientChunk, ClientRow, divided
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.partial_sum import SummedUpdates, like_in
 from hushfleet.simulator.engines.fast.runtimes import NATIVE, VMAP

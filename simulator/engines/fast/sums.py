@@ -51,7 +51,7 @@ class SummedRound(UnmaskedRound):
         """Adds the values of the last update, which is committed; returns what the aggregator knows of them."""
         add_into(self.total, self._last, self.prime)
         size = len(update) + self.sent * self.spec.bits // 8
-        return Summed(read_header(update), LayerMagnitudes([], []), size)
+        return Summed(read_header(update), LayerMagnitudes((), ()), size)
 
 
 @cache

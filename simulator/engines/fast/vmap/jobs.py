@@ -27,7 +27,7 @@ from hushfleet.models.cuda import computing_device
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise import NoiseSource, SeededNoise
-from hushfleet.simulator.engines.fast.alike import released_alike
+from hushfleet.simulator.engines.fast.alike import released_alike, train
 from hushfleet.simulator.engines.fast.chunks import (
     REFUSALS,
     ChunkAnswer,
@@ -37,14 +37,13 @@ from hushfleet.simulator.engines.fast.chunks import (
     declined,
     divided,
     shipped,
-    train,
     trainer_for,
 )
 from hushfleet.simulator.engines.fast.coded_size import coded_bytes, sample_places, sample_stride
 from hushfleet.simulator.engines.fast.device import CohortDevice, NotKept
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
 from hushfleet.simulator.engines.fast.partial_sum import LIKE
-from hushfleet.simulator.engines.fast.vmap.release import Released, ReleaseTerms, release
+from hushfleet.simulator.engines.fast.vmap.release import ReleasedCohort, ReleaseTerms, release
 from hushfleet.simulator.engines.fast.vmap.training import CohortTrainer, Member, TrainedGroup
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.wire.format.codecs import steps_for
@@ -69,7 +68,7 @@ class _Begun(NamedTuple):
 
 
 def train_at_once(cohort: ClientChunk, workers: WorkerPool) -> Iterator[ChunkAnswer]:
-    """Trains the cohort like `chunks.train`; yields the answers of one chunk after the other."""
+    """Trains the cohort like `alike.train`; yields the answers of one chunk after the other."""
     before: Iterator[ChunkAnswer] = iter(())
     first = 0
     while first < len(cohort.clients):
@@ -88,7 +87,7 @@ def train_at_once(cohort: ClientChunk, workers: WorkerPool) -> Iterator[ChunkAns
 def cohort_trainer(files: LoadedRun) -> CohortTrainer:
     """Returns this process's trainer for a run; the clients' images stay on its device from round to round."""
     spec = files.spec.model
-    what = {"classes": spec.outputs, "input_shape": spec.input_shape, "vocabulary": spec.form.vocabulary}
+    what: Any = {"classes": spec.outputs, "input_shape": spec.input_shape, "vocabulary": spec.form.vocabulary}
     model, device = get_model(files.network, **what), computing_device()
     return CohortTrainer(TorchGradient(model, device=device, objective=files.objective), device)
 
@@ -185,7 +184,7 @@ def _released(cohort: ClientChunk, group: Sequence[_Begun], trained: TrainedGrou
         yield train(replace(cohort, clients=clients, trained=list(map(shipped, trained.fetched(left)))))
 
 
-def rows_of(devices: Sequence[_Device], trained: TrainedGroup, found: Released) -> list[ClientRow]:
+def rows_of(devices: Sequence[_Device], trained: TrainedGroup, found: ReleasedCohort) -> list[ClientRow]:
     """Commits the rounds of the devices whose updates were added; returns their rows."""
     rows: list[ClientRow] = []
     sizes: dict[object, int] = {}
@@ -219,7 +218,7 @@ class _Device:
         key = dither_key_of(plan.task, plan.round, self._begun.client.device)
         return ReleaseTerms(self._bounds, self._stds, np.array(steps, np.float32) if steps else None, key, noise)
 
-    def answer(self, trained: TrainedGroup, row: int, found: Released, sizes: dict[object, int]) -> ClientRow:
+    def answer(self, trained: TrainedGroup, row: int, found: ReleasedCohort, sizes: dict[object, int]) -> ClientRow:
         """Commits the round of the device, whose update is released; returns its row.
 
         :param sizes: of the values on the wire, for devices before it with the same noise and steps.

@@ -49,7 +49,7 @@ class ReleaseTerms:
 
 
 @dataclass(frozen=True)
-class Released:
+class ReleasedCohort:
     """A group's released updates.
 
     :param total: int64 `[k]`, the sum of the sent values times 2^40, without the refused ones.
@@ -77,7 +77,7 @@ def release(
     personal: Tensor | None = None,
     sampled: Tensor | None = None,
     keeps_sent: bool = False,
-) -> Released:
+) -> ReleasedCohort:
     """Releases the updates `ends - starts`, a few clients at a time.
 
     :param ends: float32 `[c, d]`.
@@ -113,7 +113,7 @@ def release(
         if keeps_sent:
             sent.append(values.cpu().numpy())
     of_layers, largest, refused, found = (np.concatenate(each) for each in zip(*parts, strict=True))
-    return Released(total, of_layers, largest, refused, found, np.concatenate(sent) if keeps_sent else None)
+    return ReleasedCohort(total, of_layers, largest, refused, found, np.concatenate(sent) if keeps_sent else None)
 
 
 def _pieces(ends: Tensor) -> Iterator[slice]:
