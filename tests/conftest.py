@@ -113,16 +113,17 @@ def audited() -> Callable[..., Any]:
     """A task package of a small network for `audit`, by method and what its privacy section has."""
     from hushfleet.simulator.studies.audit.subject import Subject
 
-    names = ("body.weight", "body.bias", "norm.weight", "head.weight", "head.bias")
-    layout = ParamLayout(names, ((9, 12), (9,), (9,), (10, 24), (10,)))
     graph = BlobRef(bytes(32), 1)
-    model = ModelSpec("tiny", layout, (1, 6, 6), tuple("abcdefghij"), (0.5,), (0.25,), (), graph, graph)
-    initial = np.random.default_rng(1).normal(0, 0.1, layout.size).astype(np.float32)
 
     def make(method: str = "dp-fedavg", *, seed: int = 0, codec: str = "quantized", **privacy: Any) -> Any:
         usual = {"unit": "device", "accounting": "strict", "clip_norm": 0.5, "noise_multiplier": 1.0, "delta": 1e-3}
         usual["noise_split"] = 4
         settings = {"optimizer": "sgd", "learning_rate": 0.1, "batch_size": 8}
+        shapes = {"body.weight": (9, 12), "body.bias": (9,), "head.weight": (10, 24), "head.bias": (10,)}
+        shapes |= {"norm.weight": (9,)} if method == "fedbn" else {}
+        layout = ParamLayout(tuple(shapes), tuple(shapes.values()))
+        model = ModelSpec("tiny", layout, (1, 6, 6), tuple("abcdefghij"), (0.5,), (0.25,), (), graph, graph)
+        initial = np.random.default_rng(1).normal(0, 0.1, layout.size).astype(np.float32)
         protection = PrivacySpec(**{**usual, **privacy})
         spec = TaskSpec("audit-00000000", 10, method, settings, protection, WireSpec(codec), model, memory_mib=1)
         return Subject(spec, initial, 4, seed)
