@@ -249,7 +249,7 @@ BUILDERS = {
     function.__name__: function
     for function in (
         unary, binary, reduce, reshape, reshape_by_shape, expand, squeeze, turn, concat, cut, split, pad, gather,
-        flatten, product, convolution, norm,
+        flatten, product, convolution, norm, cumulate, top, fourier, short_fourier,
     )
 }  # fmt: skip
 
