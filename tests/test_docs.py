@@ -224,8 +224,8 @@ def test_the_list_of_devices_can_be_read() -> None:
 
 
 def test_the_method_that_is_shown_is_the_files() -> None:
-    (shown,) = (b.text for b in BLOCKS if b.document == "docs/methods.md" and "def fedbabu" in b.text)
-    assert (EXAMPLES / "fedbabu.py").read_text("utf-8").rstrip().endswith(shown)
+    (shown,) = (b.text for b in BLOCKS if b.document == "docs/methods.md" and "def fedavgm" in b.text)
+    assert (EXAMPLES / "fedavgm.py").read_text("utf-8").rstrip().endswith(f'"""\n\n{shown}')
 
 
 def with_example_methods(monkeypatch: pytest.MonkeyPatch) -> None:

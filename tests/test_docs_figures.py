@@ -214,6 +214,6 @@ def test_the_papers_figures_are_drawn_from_the_cells(tmp_path: Path) -> None:
 
 
 def test_the_epsilons_of_the_example_method() -> None:
-    """As `examples/fedbabu.toml` is run: strict, sigma 0.1, 8 devices, 5 rounds, a tenth of 1/8 for delta."""
+    """As `examples/fedavgm.toml` is run: strict, sigma 0.1, 8 devices, 5 rounds, a tenth of 1/8 for delta."""
     server, release = (hf.privacy.epsilon(0.1 * n**0.5, rounds=5, delta=0.1 / 8).server for n in (1, 8))
     assert f"epsilon_server {server:.0f} and epsilon_release {release:.1f}: it runs" in in_words("docs/methods.md")

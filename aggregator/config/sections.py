@@ -47,9 +47,9 @@ def is_path(key: str, value: str) -> bool:
 class ModelSection(Checked):
     """`[model]`: the network, what it learns, and what it starts from.
 
-    :param name: one of the compact networks; `linear`, which can take features instead of images; or your own network,
-        `path/to/file.py:NAME`: a `torch.nn.Module`, or a class or function that returns one
-        (`hushfleet.models.module`).
+    :param name: a compact network, such as `digits-cnn` (`hushfleet.models.model_names()` lists them); `linear`, which
+        can take features instead of images; or your own network, `path/to/file.py:NAME`: a `torch.nn.Module`, or a
+        class or function that returns one (`hushfleet.models.module`).
     :param features: for `linear`, fixed and sent with the task: `scattering` (28x28 grey, 32x32 colour and the like),
         `filters` (8x8), a pretrained network (`torchvision:mobilenet_v3_small`, `timm:NAME`), or your own ONNX file
         that takes the task's images, with pixels in [0, 1], and returns `[batch, features]` or ends with a classifier;
@@ -266,7 +266,9 @@ class DataSection(Checked):
         train_x and train_y, test_x and test_y, and more (`hushfleet.data.arrays`); `table` or `csv`, columns `label`,
         perhaps `device`, and values, in CSV or Parquet. In the field give `class_names` and `input_shape`.
     :param devices: number of devices.
-    :param partition: how a simulation deals samples out; with `given` the file says whose each sample is.
+    :param partition: how a simulation deals samples out: `dirichlet-class` draws for each class the devices' shares of
+        it, `dirichlet-device` for each device its class mix, with equally many samples on all; with `given` the file
+        says whose each sample is.
     :param alpha: for `dirichlet-class` and `dirichlet-device`: the larger, the more alike the devices are.
     :param classes_per_device: for `pathological`.
     :param test_fraction: share of a device's samples that it is tested on. With 0 it trains on its whole share, and its

@@ -17,7 +17,7 @@ from hushfleet.aggregator.rounds.policy import rises_no_more
 from hushfleet.aggregator.rounds.round_sum import RoundSum
 from hushfleet.aggregator.rounds.server_half import ServerRound, server_state_from_bytes, server_state_to_bytes
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.errors import HushfleetError
+from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
 from hushfleet.wire.format.difference import params_digest
 from hushfleet.wire.format.messages import Phase, RoundPlan, SecurePlan
@@ -176,4 +176,10 @@ class TaskProgress:
             devices=self._prepared.task.data.devices,
             mean=collected.mean(),
         )
-        return server.advance(self._server, outcome)
+        after = server.advance(self._server, outcome)
+        if not isinstance(after, dict):
+            raise BadInput(
+                f"{self._method.name}.advance returned {type(after).__name__}: must return a dict of named arrays, the "
+                "server's state"
+            )
+        return after

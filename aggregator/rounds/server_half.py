@@ -10,7 +10,7 @@ import numpy as np
 
 from hushfleet import array_api
 from hushfleet.array_api import Array
-from hushfleet.errors import HushfleetError, StoreError
+from hushfleet.errors import BadInput, HushfleetError, StoreError
 from hushfleet.methods.server import ServerArrays, mean_of
 from hushfleet.methods.task_method import TaskMethod
 
@@ -46,7 +46,13 @@ class ServerRound:
         xp = array_api.array_namespace(sums)
         before = xp.asarray(self.before.astype(np.float64), device=array_api.device(sums))
         state = {**self.state, "devices": np.array(self.devices)}
-        params = _on_host(self.method.server.aggregate(state, before, sums, weights))
+        after = self.method.server.aggregate(state, before, sums, weights)
+        if (shape := getattr(after, "shape", None)) != before.shape:
+            found = type(after).__name__ if shape is None else f"an array of shape {tuple(shape)}"
+            raise BadInput(
+                f"{self.method.name}.aggregate returned {found}: must return the global vector, shape {before.shape}"
+            )
+        params = _on_host(after)
         if not np.isfinite(params).all():
             raise HushfleetError(f"{self.method.name}.aggregate gave values that are not finite")
         return params

@@ -54,6 +54,9 @@ _FILES = {
 }
 
 
+_OF_FEDOPT = ("fedadam", "fedyogi", "fedadagrad")
+
+
 class _Ours(Mapping[str, Published]):
     """The published methods by name; each is imported at its first use."""
 
@@ -88,8 +91,13 @@ def find_method(name: str) -> Published:
     for entry in _installed():
         if entry.name == name:
             return _published(entry.load(), f"the entry point {entry.value}")
+    from hushfleet.refusals import meant
+
+    names = sorted(all_names())
+    of_fedopt = f" (write name = 'fedopt', server_optimizer = {name.removeprefix('fed')!r})"
+    hint = of_fedopt if name in _OF_FEDOPT else meant(name, names)
     raise BadInput(
-        f"method.name = {format_value(name)}: must be one of {', '.join(sorted(all_names()))}. A simulation takes one "
+        f"method.name = {format_value(name)}{hint}: must be one of {', '.join(names)}. A simulation takes one "
         "from a file: --method FILE.py:NAME. One of another package must be installed on the aggregator and on each "
         f"board: pip install PACKAGE, with an entry point of the group {GROUP!r} that has this name (docs/methods.md)"
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hushfleet import array_api
 from hushfleet.array_api import Array, blocks
+from hushfleet.errors import BadInput
 from hushfleet.objectives import CROSS_ENTROPY, Objective
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Penalty:
 
     def add(self, context: RoundContext, params: Array, gradient: Array) -> None:
         """Adds its gradient at `params [..., d]` to `gradient`, in place."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no add(context, params, gradient)")
 
     def by_record(self) -> Penalty | None:
         """Returns the penalty that replaces it when the clip norm bounds gradients instead of updates; None: none."""
@@ -188,9 +189,10 @@ class Sgd:
         return None if self.distillation is None else self.distillation.teacher(context, samples)
 
     def add_penalties(self, context: RoundContext, params: Array, gradient: Array) -> None:
-        """Adds the gradients of all penalties to `gradient [..., d]`, in place."""
+        """Adds the gradients of all penalties to `gradient [..., d]`, in place. Raises `BadInput` if one returns it."""
         for penalty in self.penalties:
-            penalty.add(context, params, gradient)
+            if penalty.add(context, params, gradient) is not None:  # type: ignore[func-returns-value]
+                raise BadInput(f"{type(penalty).__name__}.add: must change `gradient` in place, and return nothing")
 
     def by_record(self) -> Sgd:
         """Returns the training that replaces it when gradients are noised, part by part."""

@@ -107,6 +107,13 @@ class TrainingConfig(Checked):
     }
 
 
+def _given(config: TrainingConfig, *names: str) -> dict[str, str]:
+    """Returns the settings of these names that differ from their defaults, in words; empty if none does."""
+    values = [(name, getattr(config, name)) for name in names]
+    given = [f"{name} = {value!r}" for name, value in values if value != getattr(TrainingConfig, name)]
+    return {"given": " and ".join(given)} if given else {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlainSgdConfig(TrainingConfig):
     """Local training whose formulas are those of plain SGD."""
@@ -118,9 +125,8 @@ class PlainSgdConfig(TrainingConfig):
     rules = {
         **TrainingConfig.rules,
         "method.steps-are-plain": (
-            lambda config: config.weight_decay or config.schedule != "constant" or config.warmup_rounds,
-            "weight_decay = {weight_decay!r}, schedule = {schedule!r} and warmup_rounds = {warmup_rounds}: must be "
-            "left out, because the method's formulas are those of plain steps of one length",
+            lambda config: _given(config, "weight_decay", "schedule", "warmup_rounds"),
+            "{given}: must be left out, because the method's formulas are those of plain steps of one length",
         ),
     }
 
@@ -259,7 +265,15 @@ def published(
     features: str | None = None,
     epoch: int = 0,
 ) -> Callable[[Parts], Published]:
-    """Returns a decorator that turns a function that lists a method's parts into a `Published`."""
+    """Returns a decorator that turns a function that lists a method's parts into a `Published`.
+
+    Raises `BadInput` for a configuration class whose own fields are no dataclass fields, and so no settings.
+    """
+    if "__dataclass_fields__" not in vars(config):
+        raise BadInput(
+            f"{config.__name__} is no dataclass, so its fields are no settings of {name!r}: write "
+            f"@dataclass(frozen=True, kw_only=True) above class {config.__name__}(TrainingConfig)"
+        )
     return lambda parts: Published(name, source, summary, config, parts, steps, features, epoch)
 
 

@@ -45,7 +45,7 @@ class Transform:
 
     def change(self, context: RoundContext, update: Array, noise: NoiseSource) -> Array:
         """Changes the update, float32 `[d]`, into another array."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no change(context, update, noise)")
 
     def by_record(self) -> Transform | None:
         """Returns the transform that replaces it when the training is noised: then it sees only noised values."""
@@ -118,7 +118,7 @@ class LayerBounds:
 
     def bounds(self, memory: PrivateArrays, global_params: Array, layout: ParamLayout) -> Array:
         """Returns the bounds, float64 `[L]`."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no bounds(memory, global_params, layout)")
 
     def remember(self, memory: PrivateArrays, seen: Array, layout: ParamLayout) -> PrivateArrays:
         """:param seen: `[d]`, the values as they were sent."""

@@ -258,7 +258,7 @@ def test_a_given_multiplier_is_taken_as_it_is_and_delta_follows_the_fleet() -> N
 
 
 def test_who_says_nothing_gets_the_epsilon_that_was_asked_for() -> None:
-    """The task of docs/python.md: as 0.3.0 took it, the server's epsilon was 60."""
+    """The private task of docs/python.md: as 0.3.0 took it, the server's epsilon was 60."""
     asked = {"privacy": {"epsilon": 8, "clip_norm": 1.0}, "method": {"name": "dp-fedavg"}, "data": {"devices": 10}}
     as_it_was = task(**{**asked, "privacy": {**asked["privacy"], "accounting": "as-published"}}).privacy_spec()
     strict = task(**asked).privacy_spec()
@@ -301,7 +301,10 @@ def test_every_method_runs_strict(name: str) -> None:
         ({"round": {"deadline_s": math.nan}}, "round.deadline_s = nan: "),
         ({"round": 5}, "round = 5"),
         ({"model": {"name": 3}}, "model.name = 3: expected a text"),
-        ({"method": {"name": "fedproxy"}}, "method.name = 'fedproxy': must be one of .*dp-fedavg, .*fedglp-adp"),
+        (
+            {"method": {"name": "fedproxy"}},
+            "method.name = 'fedproxy' .did you mean 'fedprox'..: must be one of .*dp-fedavg, .*fedglp-adp",
+        ),
         ({"method": {"gama": 0.1}}, "method: unknown field 'gama' .did you mean 'gamma'.*; known are .*gamma"),
         ({"method": {"gamma": 1000}}, r"method.gamma = 1000.*: must be in \[0, 100\]"),
         ({"method": {"optimizer": "lamb"}}, "method.optimizer = 'lamb': must be one of 'adam', 'adamw', 'sgd'"),

@@ -11,7 +11,7 @@ import pytest
 
 from hushfleet import methods
 from hushfleet.aggregator.rounds.server_half import server_state_from_bytes, server_state_to_bytes
-from hushfleet.errors import StoreError
+from hushfleet.errors import BadInput, StoreError
 from hushfleet.learning.evaluation import Evaluation
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, Published, TrainingConfig
 from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
@@ -152,6 +152,22 @@ def test_updates_of_the_unit_record_carry_their_noise_inside(make_fleet: MakeFle
     assert fleet.engine.accept("dev-2", fleet.update("dev-2").data).code == "accepted"
     (charge,) = fleet.store.charges()
     assert (charge.unit, charge.sample_rate, charge.steps) == ("record", 0.1, 10)
+
+
+@pytest.mark.parametrize(
+    ("hook", "returned", "said"),
+    [
+        ("aggregate", None, r"NoneType: must return the global vector, shape \(\d+,\)"),
+        ("aggregate", np.zeros(1), r"an array of shape \(1,\): must return the global vector"),
+        ("advance", None, "NoneType: must return a dict of named arrays"),
+    ],
+)
+def test_a_server_half_that_returns_something_else_is_refused(
+    make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch, hook: str, returned: Any, said: str
+) -> None:
+    monkeypatch.setattr(Steered, hook, lambda *arguments: returned)
+    with pytest.raises(BadInput, match=rf"steered\.{hook} returned {said}"):
+        make_fleet(method="steered").run_round()
 
 
 def test_a_state_that_does_not_load_says_so() -> None:

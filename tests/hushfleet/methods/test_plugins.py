@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from hushfleet import methods
-from hushfleet.errors import BadInput
+from hushfleet.errors import BadInput, Malformed
 from hushfleet.methods import ALLOWED_FILE, METHODS, allow_file, find_method, make_method, offer, title_of
+from hushfleet.methods.local import Penalty, Sgd
+from hushfleet.methods.method import TrainingConfig, published
 from hushfleet.methods.server import ClosedRound
+from hushfleet.methods.stages import LayerBounds, Transform
 from hushfleet.params import ParamLayout
 from hushfleet.wire.format.spec import PrivacySpec
 
@@ -48,9 +53,49 @@ def test_a_board_imports_the_method_that_it_runs_and_no_other() -> None:
     assert found.stdout == "{'hush'}\n"
 
 
-def test_a_name_that_nobody_has_says_what_to_install() -> None:
-    with pytest.raises(BadInput, match=r"must be one of acdp-pfsd.*on each board: pip install PACKAGE"):
-        find_method("fedfoo")
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("zzz", ": "),
+        ("fedporx", r" \(did you mean 'fedprox'\?\): "),
+        ("fedyogi", r" \(write name = 'fedopt', server_optimizer = 'yogi'\): "),
+    ],
+)
+def test_a_name_that_nobody_has_says_what_to_install(name: str, hint: str) -> None:
+    with pytest.raises(BadInput, match=f"'{name}'{hint}must be one of acdp-pfsd.*on each board: pip install PACKAGE"):
+        find_method(name)
+
+
+def test_settings_that_are_no_fields_of_a_dataclass_are_refused() -> None:
+    class Mine(TrainingConfig):
+        rate: float = 0.5
+
+    with pytest.raises(BadInput, match=r"Mine is no dataclass.* no settings of 'mine': write @dataclass\(frozen=True"):
+        published("mine", Mine, source="x", summary="y")
+
+
+def test_a_penalty_changes_the_gradient_in_place() -> None:
+    class Returned(Penalty):
+        def add(self, context: Any, params: Any, gradient: Any) -> Any:
+            return gradient + params
+
+    with pytest.raises(BadInput, match=r"Returned\.add: must change `gradient` in place"):
+        Sgd(penalties=(Returned(),)).add_penalties(None, np.ones(2), np.zeros(2))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("call", "hook"), [(Penalty().add, "add"), (Transform().change, "change"), (LayerBounds().bounds, "bounds")]
+)
+def test_a_part_without_its_hook_says_which(call: Callable[..., Any], hook: str) -> None:
+    with pytest.raises(NotImplementedError, match=f"(Penalty|Transform|LayerBounds) has no {hook}\\("):
+        call(None, None, None)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fednova", "apfl"])
+def test_plain_steps_refuse_the_settings_that_were_given(name: str) -> None:
+    given = {"weight_decay": 0.1, "schedule": "cosine"}
+    with pytest.raises(Malformed, match=r"method\.weight_decay = 0\.1 and schedule = 'cosine': must be left out"):
+        make_method(name, given, PRIVACY, LAYOUT, rounds=1)
 
 
 def test_a_method_with_the_ranges_of_earlier_versions_is_told_how_to_write_them(
