@@ -35,9 +35,13 @@ def unknown(kind: type, plain: dict[Any, Any], where: str = "") -> Iterator[str]
         if key in (gone := getattr(kind, "gone", {})):
             yield f"{begin}the field {key!r} is gone: {gone[key]}"
             continue
-        close = difflib.get_close_matches(key, names, n=1) if len(key) <= _LONGEST_KEY else []
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        yield f"{begin}unknown field {format_value(key)}{hint}; known are {', '.join(names)}"
+        yield f"{begin}unknown field {format_value(key)}{meant(key, names)}; known are {', '.join(names)}"
+
+
+def meant(key: str, names: Sequence[str]) -> str:
+    """Returns the question whether the most similar of the names was meant; empty if none is similar."""
+    close = difflib.get_close_matches(key, names, n=1) if len(key) <= _LONGEST_KEY else []
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def explained(error: Exception, kind: Any, plain: Any, where: str, places: Sequence[str] = ()) -> str:
