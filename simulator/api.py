@@ -191,7 +191,7 @@ def _number_of_devices(data: Data, source: TaskSource, changes: Mapping[str, Any
 
 def _run_options(options: Mapping[str, Any]) -> RunOptions:
     """Makes options from keyword arguments; paths may be strings. Raises `BadInput` for an unknown option."""
-    known = [*_ARGUMENTS, *(field.name for field in fields(RunOptions))]
+    known = list(dict.fromkeys((*_ARGUMENTS, *(field.name for field in fields(RunOptions)))))
     if unknown := sorted(options.keys() - {field.name for field in fields(RunOptions)}):
         asked = unknown[0]
         if key := _KEYS.get(asked):
