@@ -20,7 +20,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hushfleet import methods
+from hushfleet.aggregator.config.sections import DataSection
 from hushfleet.aggregator.config.task import Task, load_task, parse_task
 from hushfleet.aggregator.report.notebook import run_console
 from hushfleet.aggregator.results.events import EventTail
@@ -33,6 +36,8 @@ from hushfleet.learning.own_metrics import Metric, Metrics
 from hushfleet.methods.method import Published
 from hushfleet.output import take_all_characters
 from hushfleet.paths import in_file, is_offered
+from hushfleet.refusals import meant
+from hushfleet.schema import read_file
 from hushfleet.simulator.closed_round import OnRound, Round
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.workers import Workers
@@ -95,7 +100,7 @@ def simulate(
     :param data: replaces `data.name`: (x, y) arrays, a table with named columns, `Data`, a PyTorch or Hugging Face data
         set (`hushfleet.data.conversion.as_data`); `data.label_column` and the like name the columns. It is written into
         the run folder; a resumed run reads it from there. If it contains the device of each sample, this is the
-        partition.
+        partition, and the number of devices if the task has none.
     :param method: replaces `method.name`: a name, `FILE.py:NAME`, or a `Published`. Only this process knows a
         `Published`, so everything is then computed in this process.
     :param loss: replaces `model.loss`: a name, `FILE.py:NAME`, or a function of logits `[B, C]` and targets that
@@ -136,8 +141,11 @@ def simulate(
         offered += ["metric"] * any(map(is_offered, changed.get("model.metrics", ())))
         if offered:
             if asked_for.engine != "fast" or asked_for.workers > 1:
+                instead = (
+                    "put it into a file" if asked_for.engine != "fast" else "leave workers= out, or put it into a file"
+                )
                 raise BadInput(
-                    f"a {offered[0]} of a Python program runs in its process alone; give 'FILE.py:NAME' instead"
+                    f"a {offered[0]} of a Python program runs in its process alone; {instead} and give 'FILE.py:NAME'"
                 )
             asked_for = replace(asked_for, workers=1)
         if data is not None:
@@ -145,7 +153,8 @@ def simulate(
             changed |= {"data.path": "data.npz"}
             brought, read = _own_data(data, task(source, changed | {"data.name": "table"}))
             changed |= {"data.name": "arrays", **read}
-            changed |= {} if brought.train_device is None else {"data.partition": "given"}
+            if brought.train_device is not None:
+                changed |= {"data.partition": "given", **_number_of_devices(brought, source, changed)}
         asked = task(source, changed)
         files = RunFolder(run_path(asked_for.out, asked.name).absolute())
         if data is not None:
@@ -170,16 +179,36 @@ def _own_data(data: Any, asked: Task) -> tuple[Data, dict[str, Any]]:
     return converted(data, form, asked.targets.columns(asked.class_names)), done
 
 
+def _number_of_devices(data: Data, source: TaskSource, changes: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the number of devices that the data name, unless the task says a number."""
+    if isinstance(source, Task):  # it does not keep whether its file had the key
+        said = source.data.devices != DataSection.devices
+    else:
+        plain = source if isinstance(source, Mapping) else read_file(Path(source))
+        said = "devices" in plain.get("data", {})
+    return {} if said or "data.devices" in changes else {"data.devices": len(np.unique(np.asarray(data.train_device)))}
+
+
 def _run_options(options: Mapping[str, Any]) -> RunOptions:
     """Makes options from keyword arguments; paths may be strings. Raises `BadInput` for an unknown option."""
-    known = [field.name for field in fields(RunOptions)]
-    if unknown := options.keys() - set(known):
-        raise BadInput(f"simulate has no option {', '.join(sorted(unknown))}; it has {', '.join(known)}")
+    known = list(dict.fromkeys((*_ARGUMENTS, *(field.name for field in fields(RunOptions)))))
+    if unknown := sorted(options.keys() - {field.name for field in fields(RunOptions)}):
+        asked = unknown[0]
+        if key := _KEYS.get(asked):
+            raise BadInput(f'simulate has no option {asked}: it is a key of the task, changes={{"{key}": ...}}')
+        raise BadInput(f"simulate has no option {asked}{meant(asked, known)}; it has {', '.join(known)}")
     paths = {name: Path(options[name]) for name in ("out", "data_dir") if options.get(name) is not None}
     return RunOptions(**{**options, **paths})
 
 
-def events(source: TaskSource, *, out: Path | str, **options: Any) -> Iterator[dict[str, Any]]:
+_ARGUMENTS = tuple(simulate.__kwdefaults__ or ())
+_KEYS = {"devices": "data.devices", "rounds": "round.rounds", "seed": "seed"}
+"""The options of the command line that are keys of a task."""
+
+
+def events(
+    source: TaskSource, changes: Mapping[str, Any] | None = None, *, out: Path | str, **options: Any
+) -> Iterator[dict[str, Any]]:
     """Simulates as `simulate` does, and yields the events when they happen. Get the run afterwards by `open_run(out)`.
 
     An event `round_close` has the `Round` with its model as `event["closed"]`, and the next round begins when the
@@ -188,6 +217,7 @@ def events(source: TaskSource, *, out: Path | str, **options: Any) -> Iterator[d
 
     Example: `for event in hf.events(task, out="runs/a"): print(event["event"])`
 
+    :param changes: as for `task`.
     :param options: options of `simulate`.
     """
     failed: list[BaseException] = []
@@ -207,7 +237,7 @@ def events(source: TaskSource, *, out: Path | str, **options: Any) -> Iterator[d
     def work() -> None:
         try:
             stepped: OnRound | None = None if options.get("engine") == "live" else on_round
-            simulate(source, out=out, quiet=True, on_round=stepped, **options)
+            simulate(source, changes, out=out, quiet=True, on_round=stepped, **options)
         except BaseException as error:  # it is raised again in the caller's thread
             failed.append(error)
         news.set()

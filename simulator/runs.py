@@ -242,4 +242,5 @@ def compare(runs: Sequence[Run | Path | str]) -> Comparison:
 
     :raises BadInput: a folder has no result.
     """
-    return Comparison(load_runs([run.folder if isinstance(run, Run) else Path(run) for run in runs]))
+    held = {run.folder: run.result for run in runs if isinstance(run, Run) and not run.folder.exists()}
+    return Comparison(load_runs([run.folder if isinstance(run, Run) else Path(run) for run in runs], held))

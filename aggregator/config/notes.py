@@ -8,6 +8,7 @@ from typing import Any
 
 from hushfleet.aggregator.config.task import Task
 from hushfleet.data.form import OWN_DATA
+from hushfleet.methods.stages import ClipLayers, ClipWhole
 from hushfleet.privacy.terms import AS_PUBLISHED
 from hushfleet.wire.format.codecs import codec_of
 
@@ -15,7 +16,7 @@ from hushfleet.wire.format.codecs import codec_of
 def notes_of(task: Task) -> list[str]:
     """Returns the lines for this task; none if its epsilon is what boards are promised and each key has an effect."""
     published = [AS_PUBLISHED] if task.privacy.accounting == "as-published" else []
-    epsilon, idle = task.privacy.epsilon, list(_idle_keys(task))
+    epsilon, idle = task.privacy.epsilon, [*_clip_without_noise(task), *_idle_keys(task)]
     if epsilon is None or not task.parts().server.lowers_noise:
         return [*published, *idle]
     return [
@@ -25,6 +26,19 @@ def notes_of(task: Task) -> list[str]:
         f"{task.method.name!r} lowers it as training goes on, so more may be spent, up to the limits of the boards "
         "(in a simulation privacy.budget)",
     ]
+
+
+def _clip_without_noise(task: Task) -> Iterator[str]:
+    """Yields a line if updates are clipped to the default, and no noise is added."""
+    privacy = task.privacy
+    if privacy.noise_multiplier or privacy.epsilon or privacy.accounting == "secure" or task.statistic is not None:
+        return
+    clips = any(isinstance(stage, ClipWhole | ClipLayers) for stage in task.parts().stages)
+    if clips and privacy.clip_norm == _default(privacy, "clip_norm"):
+        yield (
+            f"updates are clipped to clip_norm = {privacy.clip_norm:g}, and nothing is noised: for the published "
+            "method without privacy set privacy.clip_norm = inf"
+        )
 
 
 def _idle_keys(task: Task) -> Iterator[str]:

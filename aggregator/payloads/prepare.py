@@ -25,6 +25,7 @@ from hushfleet.field_types import hints
 from hushfleet.learning.evaluation import Evaluation, evaluate
 from hushfleet.learning.graph_session import InferenceGraph
 from hushfleet.learning.own_metrics import load as load_metrics
+from hushfleet.losses import ACCURACY, find_loss
 from hushfleet.methods import make_method
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.models import get_model
@@ -175,7 +176,8 @@ def prepare(
         blobs.append(made)
 
     is_tested = bool(dataset) and spec.training_rounds > 0
-    metrics = load_metrics(task.model.metrics)
+    scores = dict.fromkeys((ACCURACY, find_loss(task.model.standard_loss).measure.lower()))
+    metrics = load_metrics(task.model.metrics, taken=(*scores, "loss"))
     if metrics and not (is_tested and dataset and len(dataset.test)):
         raise BadInput(
             "model.metrics are measured on the aggregator's public test set, and this task has none (data.path). What "

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
+from types import MappingProxyType
 from typing import Any
 
 from rich.table import Table as TerminalTable
@@ -46,9 +47,14 @@ def run_folders(folders: Sequence[Path]) -> dict[str, Path]:
     return found
 
 
-def load_runs(folders: Sequence[Path]) -> dict[str, Result]:
-    """Returns the results in `run_folders`. Raises `BadInput`."""
-    return {name: Result.load(folder / "result.json") for name, folder in run_folders(folders).items()}
+def load_runs(folders: Sequence[Path], held: Mapping[Path, Result] = MappingProxyType({})) -> dict[str, Result]:
+    """Returns the results in `run_folders`. Raises `BadInput`.
+
+    :param held: results by folder that are not read: their folders are gone.
+    """
+    return {
+        name: held.get(folder) or Result.load(folder / "result.json") for name, folder in run_folders(folders).items()
+    }
 
 
 def configurations(runs: Mapping[str, Result]) -> list[dict[str, Result]]:

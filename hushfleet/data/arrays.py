@@ -88,6 +88,10 @@ class Data:
             object.__setattr__(self, key, numbers_of(frame, f"the data: {key}"))
             object.__setattr__(self, "column_names", self.column_names or names[key])
 
+    def __repr__(self) -> str:
+        sized = {key: value for key, value in vars(self).items() if hasattr(value, "__len__") and len(value)}
+        return f"Data({', '.join(f'{key}: {_shown(value)}' for key, value in sized.items())})"
+
     def save(self, path: Path) -> None:
         """Writes the file that `data.name = "arrays"` reads. Raises `BadInput` for values that it cannot hold."""
         arrays: dict[str, Any] = {key: getattr(self, key) for key in _FORM if getattr(self, key)}
@@ -197,6 +201,10 @@ class Data:
         place = {device: number for number, device in enumerate(devices.tolist())}
         tested = None if test is None else np.array([place.get(each, -1) for each in test.tolist()], np.int64)
         return owners.astype(np.int64), tested
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else str(list(getattr(value, "shape", [len(value)])))
 
 
 def _tell_lacking(train_y: np.ndarray, test_y: np.ndarray, names: Sequence[str], where: str) -> None:

@@ -17,6 +17,7 @@ from hushfleet.data.arrays import Data, is_frame
 from hushfleet.data.form import SampleForm
 from hushfleet.data.tables import as_array, from_table, read_table, samples_of, table_of, table_of_rows
 from hushfleet.errors import BadInput
+from hushfleet.refusals import meant
 
 _TESTS = ("test", "validation", "valid", "val", "dev", "eval")
 _MOST = 1_000_000  # samples of something that may have no end
@@ -39,8 +40,11 @@ def as_data(source: Any, *, label_column: str | Sequence[str] = "", **form: Any)
     :raises BadInput: it is none of these; the text says what is accepted.
     """
     one = label_column if isinstance(label_column, str) else ""
-    if unknown := form.keys() - {*READ, "labels"}:
-        raise BadInput(f"data has no argument {min(unknown)!r}; see hushfleet.data.conversion.as_data")
+    known = [*READ, "labels"]
+    if unknown := form.keys() - set(known):
+        raise BadInput(
+            f"as_data has no argument {min(unknown)!r}{meant(min(unknown), known)}; it has {', '.join(known)}"
+        )
     try:
         made = SampleForm(label_column=one, **form)
     except ValueError as error:

@@ -7,7 +7,7 @@ what a metric finds on a board's own samples would be private, and no mechanism 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,8 +39,11 @@ def offer(metrics: Any) -> list[str]:
     return names
 
 
-def load(names: Iterable[str]) -> dict[str, Metric]:
-    """Returns the metrics that `model.metrics` names. Raises `BadInput`."""
+def load(names: Iterable[str], *, taken: Sequence[str] = ()) -> dict[str, Metric]:
+    """Returns the metrics that `model.metrics` names. Raises `BadInput`.
+
+    :param taken: names of a run's own numbers, which no metric replaces.
+    """
     found = dict[str, Metric]()
     for name in names:
         if is_offered(name) and name not in _GIVEN:
@@ -51,7 +54,13 @@ def load(names: Iterable[str]) -> dict[str, Metric]:
         metric: Any = _GIVEN[name] if is_offered(name) else from_file(name, key="model.metrics")
         if not callable(metric):
             raise BadInput(f"model.metrics = {name!r}: must be a function of logits and labels")
-        found[name.rpartition(":")[2]] = metric
+        called = name.rpartition(":")[2]
+        if called in taken:
+            raise BadInput(
+                f"model.metrics = {name!r}: a run has its own number of this name; the names {', '.join(taken)} are "
+                f"taken, so call it 'my_{called}', for example"
+            )
+        found[called] = metric
     return found
 
 

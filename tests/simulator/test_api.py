@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -171,8 +172,48 @@ def test_a_folder_with_a_users_files_stays_as_it_is(tmp_path: Path, name: str) -
 
 
 def test_an_option_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    with pytest.raises(BadInput, match=r"simulate has no option lean; it has engine, out, .*, sweep"):
+    with pytest.raises(BadInput, match=r"simulate has no option lean; it has model, data, .*, engine, out, .*, sweep"):
         hf.simulate({}, lean=True)
+    with pytest.raises(BadInput, match=r"simulate has no option metric \(did you mean 'metrics'\?\)"):
+        hf.simulate({}, metric=len)
+    for name, key in (("seed", "seed"), ("rounds", "round.rounds"), ("devices", "data.devices")):
+        with pytest.raises(BadInput, match=rf'a key of the task, changes={{"{key}": \.\.\.}}'):
+            hf.simulate({}, **{name: 3})
+
+
+def test_names_and_data_are_shown_shortly() -> None:
+    assert set(hf.__all__) <= set(dir(hf))
+    data = hf.Data(np.zeros((900, 2), np.float32), np.zeros(900), class_names=["a", "b"])
+    assert repr(data) == "Data(train_x: [900, 2], train_y: [900], class_names: [2])"
+    assert repr(hf.Data([[1, 2], [3]], layout="channels-last")) == "Data(train_x: [2], layout: channels-last)"
+
+
+OWNED = np.eye(90, 4, dtype=np.float32), np.arange(90) % 3, np.arange(90) % 3
+PLAIN = {"name": "t", "model": {"name": "linear"}, "method": {"name": "fedavg"}, "round": {"rounds": 1}}
+
+
+@pytest.mark.parametrize("data", [{}, {"devices": 10}])
+@pytest.mark.parametrize("form", ["dict", "file", "task"])
+def test_data_that_name_their_devices_say_how_many_there_are(tmp_path: Path, data: dict[str, int], form: str) -> None:
+    source = {**PLAIN, "data": {"name": "digits", "min_samples": 1, **data}}
+    (tmp_path / "t.json").write_text(json.dumps(source))
+    given = {"dict": source, "file": tmp_path / "t.json", "task": hf.task(source)}[form]
+    found = api._number_of_devices(hf.as_data(OWNED), given, {})
+    assert found == ({} if data and form != "task" else {"data.devices": 3})  # a task does not keep what was left out
+    assert api._number_of_devices(hf.as_data(OWNED), given, {"data.devices": 10}) == {}
+    if form == "dict" and data:
+        with pytest.raises(BadInput, match=r"data.devices = 10: .* it must be 3"):
+            hf.simulate(source, data=OWNED, keep=False, quiet=True)
+
+
+def test_events_take_changes_as_simulate_does(tmp_path: Path) -> None:
+    task = {**PLAIN, "data": {"min_samples": 1}}
+    how = {"out": tmp_path / "a", "data": OWNED, "local_only": False, "report": False, "workers": 1}
+    rounds = [
+        event["round"] for event in hf.events(task, {"round.rounds": 2}, **how) if event["event"] == "round_close"
+    ]
+    assert rounds == [1, 2]
+    assert len(hf.open_run(tmp_path / "a").devices) == 3
 
 
 def test_two_threads_of_one_program_prepare_their_runs_in_turn(monkeypatch, tmp_path: Path) -> None:
@@ -227,6 +268,7 @@ def test_a_trial_leaves_nothing_but_its_result(tmp_path: Path, monkeypatch: pyte
     for asked in (lambda: run.model(), lambda: run.events, run.report, lambda: run.normalisation):
         with pytest.raises(BadInput, match="the run was not kept"):
             asked()
+    assert list(hf.compare([run, kept]).frame)[1:] == ["kept"]
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from sklearn.metrics import balanced_accuracy_score, recall_score
 import hushfleet as hf
 from hushfleet.aggregator.results.result import Result
 from hushfleet.errors import BadInput
+from hushfleet.learning import own_metrics
 from hushfleet.learning.own_metrics import measured
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
 
@@ -122,9 +123,20 @@ def test_files_give_the_same_with_several_workers_and_for_heads(tmp_path: Path) 
 
 
 def test_with_other_processes_a_function_is_refused(tmp_path: Path) -> None:
-    for options in ({"workers": 2}, {"engine": "live"}):
-        with pytest.raises(BadInput, match="a metric of a Python program runs in its process alone"):
+    for options, instead in (
+        ({"workers": 2}, "leave workers= out, or put it into a file"),
+        ({"workers": hf.Workers(2)}, "leave workers= out, or put it into a file"),
+        ({"engine": "live", "workers": 0}, "put it into a file"),
+    ):
+        with pytest.raises(BadInput, match=f"a metric of a Python program runs in its process alone; {instead}"):
             simulate(tmp_path / "a", metrics=[balanced_accuracy], **options)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "loss"])
+def test_a_name_of_the_runs_own_numbers_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadInput, match=f"python:{name}': .* the names accuracy, loss are taken"):
+        simulate(tmp_path / "a", metrics={name: balanced_accuracy})
+    assert own_metrics.load([f"python:{name}"], taken=("auroc",)) == {name: balanced_accuracy}
 
 
 def test_in_the_field_the_public_test_set_is_needed_and_a_question_is_named() -> None:

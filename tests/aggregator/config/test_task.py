@@ -519,13 +519,36 @@ def test_a_run_says_where_its_epsilon_is_not_what_boards_are_promised(
     ],
 )
 def test_a_key_that_does_nothing_is_named(changes: dict[str, Any], key: str, other: str) -> None:
-    assert notes_of(task(**changes)) == [f"{key} has no effect with {other}; leave it out"]
+    assert notes_of(task(method={"name": "fedavg"}, **changes)) == [f"{key} has no effect with {other}; leave it out"]
+
+
+@pytest.mark.parametrize(
+    ("method", "privacy", "clips"),
+    [
+        ("fedprox", {}, True),
+        ("fedala", {"noise_multiplier": 0.0}, True),
+        ("fedglp-adp", {}, True),
+        ("fedavg", {}, False),
+        ("hush", {}, False),
+        ("fedprox", {"clip_norm": math.inf}, False),
+        ("fedprox", {"clip_norm": 2.0}, False),
+        ("fedprox", {"noise_multiplier": 0.1}, False),
+        ("fedprox", {"epsilon": 2.0}, False),
+    ],
+)
+def test_a_run_says_that_it_clips_without_noise(method: str, privacy: dict[str, float], clips: bool) -> None:
+    plain = {"name": "t", "model": {"name": "linear"}, "method": {"name": method}, "data": {"name": "digits"}}
+    said = (
+        "updates are clipped to clip_norm = 0.5, and nothing is noised: for the published method without privacy set "
+    )
+    notes = notes_of(parse_task({**plain, "privacy": privacy}))
+    assert notes == [said + "privacy.clip_norm = inf"] * clips
 
 
 def test_a_key_that_does_something_is_not_named() -> None:
-    assert notes_of(task(data={"partition": "dirichlet-class", "alpha": 0.5})) == []
-    assert notes_of(task(data={"partition": "pathological", "classes_per_device": 2})) == []
-    assert notes_of(task(wire={"step": 2.0, "downlink_step": 1.0})) == []
+    assert notes_of(task(method={"name": "fedavg"}, data={"partition": "dirichlet-class", "alpha": 0.5})) == []
+    assert notes_of(task(method={"name": "fedavg"}, data={"partition": "pathological", "classes_per_device": 2})) == []
+    assert notes_of(task(method={"name": "fedavg"}, wire={"step": 2.0, "downlink_step": 1.0})) == []
 
 
 @pytest.mark.parametrize(

@@ -259,3 +259,12 @@ def test_classes_of_one_part_alone_are_told(caplog) -> None:
     Data(X, Y, X, Y + 1).dataset("d")
     assert "only the test part has the classes 2; no device can learn them" in caplog.text
     assert "only the train part has the classes 0" in caplog.text
+
+
+def test_an_argument_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    with pytest.raises(
+        BadInput, match=r"'device_colum' \(did you mean 'device_column'\?\); it has label_column, .*, labels"
+    ):
+        as_data(([[1.0]], [0]), device_colum="d")
+    with pytest.raises(BadInput, match=r"as_data has no argument 'label_colum' \(did you mean 'label_column'\?\)"):
+        as_data(([[1.0]], [0]), label_colum="d")
