@@ -89,7 +89,8 @@ def test_a_table_is_simulated_from_a_program_and_from_a_file(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_one_sample_of_a_device_goes_through_a_whole_run(tmp_path: Path) -> None:
-    data = {"train": (X[:12], Y[:12], np.arange(12)), "test": (X, Y)}
+    names = np.array([f"clinic {at}" for at in range(12)])[::-1]
+    data = {"train": (X[:12], Y[:12], names), "test": (X, Y)}
     run = hf.simulate(plain(devices=12), data=data, out=tmp_path / "r", quiet=True, local_only=False, workers=1)
-    assert len(run.devices) == 12
+    assert run.devices["name"].tolist() == sorted(names)
     assert run.devices["accuracy_own_local"].notna().all()
