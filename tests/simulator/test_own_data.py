@@ -46,6 +46,7 @@ def test_a_test_part_means_that_devices_train_on_all_that_they_have() -> None:
 def test_a_device_may_have_one_sample() -> None:
     owners = np.array([0] * 1 + [1] * 13 + [2] * 13 + [3] * 13)
     data = Data(X, Y, X, Y, train_device=owners).dataset("d")
+    assert data.device_names == ("0", "1", "2", "3")
     for fraction in ({}, {"test_fraction": 0.2}):
         first = fleet_of(data, partition="given", **fraction).devices[0]
         assert len(first.train) == 1
