@@ -342,10 +342,16 @@ def test_attributes_without_values_count(monkeypatch: pytest.MonkeyPatch) -> Non
         check_graph(graph([node("Relu", ["x"], [f"a{i}"], u=0, v=0, w=0, x=0) for i in range(20)]))
 
 
-@pytest.mark.parametrize("operator", ["Loop", "If", "Scan", "SequenceMap", "Tile", "Resize", "NonZero", "TopK"])
+@pytest.mark.parametrize("operator", ["Loop", "If", "Scan", "SequenceMap", "Tile", "Resize", "NonZero"])
 def test_what_repeats_or_sizes_by_values_is_no_operator_of_the_list(operator: str) -> None:
     with pytest.raises(GraphRefused, match=operator):
         check_graph(graph([node(operator, ["x"], ["a"])]))
+
+
+def test_a_number_of_largest_values_that_samples_determine_is_refused() -> None:
+    facts = check_graph(graph([node("Cast", ["x"], ["k"], to=7), node("TopK", ["x", "k"], ["a", "b"])]))
+    with pytest.raises(GraphRefused, match=r"TopK.*count"):
+        check_cost(facts, batch=BATCH, memory_bytes=MEMORY_BYTES)
 
 
 def test_nothing_in_the_list_holds_a_graph() -> None:
