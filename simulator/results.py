@@ -49,7 +49,10 @@ def assemble(
     names = base.details.devices
     rounds = [row.round for row in base.rounds]
     counts, chance = simulation.fleet.label_counts, simulation.fleet.chance
+    dataset, section = simulation.prepared.dataset, simulation.prepared.task.data
+    given = dataset.device_names if dataset is not None and section.partition == "given" else ()
     details = base.details.but(
+        device_names=[given[by_name[name].index] for name in names] if given else [],
         personal_share=_means_by_layer(metrics, rounds, "personal_share", len(base.model.layers)),
         clip_weights=_means_by_layer(metrics, rounds, "clip_weights", len(base.model.layers)),
         label_counts=[] if counts is None else [counts[by_name[name].index].tolist() for name in names],

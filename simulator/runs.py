@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,10 +62,13 @@ class Run:
 
     @property
     def devices(self) -> pd.DataFrame:
-        """One row per device: final accuracies (fractions of 1), bytes sent, privacy spent. A score other than the
-        accuracy has its own name, such as `auroc_own`."""
+        """One row per device: its name in the data, final accuracies (fractions of 1), bytes sent, privacy spent.
+
+        A score other than the accuracy has its own name, such as `auroc_own`.
+        """
         details = self.result.details
         ends = {
+            "name": details.device_names,
             "accuracy_own": final_by_device(details.accuracy_own_common, len(details.devices)),
             "accuracy_own_local": final_by_device(details.accuracy_own_local, len(details.devices)),
             "accuracy_alone": details.local_only_common,
@@ -231,16 +234,34 @@ class Comparison:
         rows = [list(map(str, row)) for row in self._table.rows]
         return pd.DataFrame(rows, columns=list(self._table.head)).set_index("").rename_axis(None)
 
+    def __repr__(self) -> str:
+        return self.frame.to_string()
+
     def _repr_html_(self) -> str:
         return self.frame.to_html()
 
 
-def compare(runs: Sequence[Run | Path | str]) -> Comparison:
+Runs = Sequence[Run | Path | str]
+
+
+def compare(runs: Runs | Mapping[str, Run | Path | str | Runs]) -> Comparison:
     """Compares runs side by side.
 
     Example: `hf.compare([hf.simulate(task, {"privacy.epsilon": e}) for e in (1, 8)])`
 
+    :param runs: the columns have the names of their folders, or those of a dict, such as
+        `{"FedAvg": run, "MOON": [first_seed, second_seed]}`.
     :raises BadInput: a folder has no result.
     """
+    if not isinstance(runs, Mapping):
+        return Comparison(_loaded(runs))
+    results: dict[str, Result] = {}
+    for name, given in runs.items():
+        found = _loaded([given] if isinstance(given, Run | Path | str) else given)
+        results |= {f"{name}, {folder}" if at else name: each for at, (folder, each) in enumerate(found.items())}
+    return Comparison(results)
+
+
+def _loaded(runs: Runs) -> dict[str, Result]:
     held = {run.folder: run.result for run in runs if isinstance(run, Run) and not run.folder.exists()}
-    return Comparison(load_runs([run.folder if isinstance(run, Run) else Path(run) for run in runs], held))
+    return load_runs([run.folder if isinstance(run, Run) else Path(run) for run in runs], held)

@@ -16,8 +16,8 @@ from hushfleet.aggregator.report.readable import epsilon_number, from_to, gained
 from hushfleet.aggregator.report.tables import PageCell, Table, terminal_table
 from hushfleet.aggregator.report.verdict import VERDICTS, Headline, judge
 from hushfleet.aggregator.report.words import sentences
-from hushfleet.aggregator.results.gains import Gain, GainVerdict, MeanAccuracies
-from hushfleet.aggregator.results.result import Result, write_whole
+from hushfleet.aggregator.results.gains import Gain, GainVerdict, MeanAccuracies, shared_model
+from hushfleet.aggregator.results.result import Result, last_measured, write_whole
 from hushfleet.errors import BadInput
 from hushfleet.privacy.protection import protection
 
@@ -106,6 +106,10 @@ def comparison(runs: Mapping[str, Result]) -> Table:
     }
     if len(differences) <= MOST_DIFFERENCES:
         rows |= {f"task: {key}": [*values, ""][: len(columns)] for key, values in differences.items()}
+    reached = [_global_model(list(each.values())) for each in columns]
+    rows[f"global model, {TESTS[0]}"] = (spread(scores) for scores, _ in reached)
+    for name in dict.fromkeys(name for _, metrics in reached for name in metrics):
+        rows[f"global model, {name}"] = (number(metrics.get(name)) for _, metrics in reached)
     if any(each[0].own_heads for each in headlines):
         rows["tested, common test"] = (each[0].rows[0].model for each in headlines)
     for n, where in enumerate(TESTS):
@@ -118,6 +122,18 @@ def comparison(runs: Mapping[str, Result]) -> Table:
     sent = [[count for result in each.values() if (count := _bytes_a_round(result))] for each in columns]
     rows["sent up by a device, a round"] = (size(fmean(each) if each else None) for each in sent)
     return Table(["", *names], [[name, *values] for name, values in rows.items()])
+
+
+def _global_model(results: Sequence[Result]) -> tuple[list[float], dict[str, float]]:
+    """Returns the last scores of the global model on the common test, and the means of the task's own metrics."""
+    scores = [score for result in results if (score := shared_model(result).federated) is not None]
+    found: dict[str, list[float]] = {}
+    for result in results:
+        for name in dict.fromkeys(name for row in result.rounds for name in row.metrics):
+            values = [row.metrics.get(name) for row in result.rounds]
+            if (last := last_measured(values, lambda value: value)) is not None:
+                found.setdefault(name, []).append(last)
+    return scores, {name: fmean(values) for name, values in found.items()}
 
 
 def _gain(seeds: Sequence[MeanAccuracies]) -> Gain | None:
@@ -183,21 +199,37 @@ def _tests(headlines: Sequence[Headline]) -> dict[str, dict[str, Any]]:
             "standard_error": gain.standard_error if gain else None,
             "verdict": _verdict(found),
         }
-    return figures
+    scores, metrics = _global_model([headline.result for headline in headlines])
+    of_global = {"global": fmean(scores) if scores else None, "global_metrics": metrics}
+    return figures | {"common_test": {**of_global, **figures["common_test"]}}
 
 
 _MEANS = {"federated": "federated", "alone": "local_only", "chance": "chance"}
 
 
 def task_differences(results: Sequence[Result]) -> dict[str, list[str]]:
-    """Returns the task keys in which runs differ, and each run's value; empty if a result does not contain its task."""
+    """Returns the task keys in which runs differ, and each run's value; empty if a result does not contain its task.
+
+    The same data at another path are no difference: each run of a program has a `data.npz` of its own.
+    """
     tasks = [_keys(result) for result in results]
     if not all(tasks):
         return {}
     values = {
         key: [task.get(key, "\N{EN DASH}") for task in tasks] for key in dict.fromkeys(k for t in tasks for k in t)
     }
+    data = [_data(result, task) for result, task in zip(results, tasks, strict=True)]
+    if data[0] and all(each == data[0] for each in data):
+        values.pop("data.path", None)
     return {key: each for key, each in values.items() if len(set(each)) > 1}
+
+
+def _data(result: Result, task: Mapping[str, str]) -> list[Any]:
+    """Returns what tells data apart: the digests of samples and, if the data name devices, what each of them holds."""
+    names = ("training images", "test images")
+    digests = [result.rerun.digests[name] for name in names if result.rerun and name in result.rerun.digests]
+    given = digests and task.get("data.partition") == '"given"'
+    return [*digests, result.details.label_counts, result.details.local_test_images] if given else digests
 
 
 def differ_by_seed(results: Sequence[Result]) -> bool:

@@ -283,6 +283,7 @@ class Details(JsonRecord, frozen=True):
     Lists by round are in the order of `rounds`, lists by device of `devices`, lists by layer of `model.layers`. Their
     types say which, and a result checks the lengths.
 
+    :param device_names: in a simulation, the devices' names in the data, if they have them.
     :param score: what an accuracy counts if targets are no classes, such as "within 0.5 of the target"; empty: classes.
     :param measure: the name of the score. In the file it replaces "accuracy" in keys that begin with "accuracy_".
     :param metrics_own: of the task's own metrics, the last number of each device on its own samples.
@@ -290,6 +291,7 @@ class Details(JsonRecord, frozen=True):
     """
 
     devices: list[str] = []
+    device_names: Annotated[list[str], _by("devices")] = []
     accuracy_own_common: RoundsByDevice = []
     accuracy_own_local: RoundsByDevice = []
     metrics_own: dict[str, list[Measured]] = {}
@@ -418,8 +420,8 @@ class Result(JsonRecord, frozen=True, kw_only=True):
         """Writes the file completely or not at all. Raises `StoreError`, and `ValueError` if it could not be read."""
         plain = to_json(self.of(self))
         for part in (*plain["rounds"], plain["details"]):
-            for key in ("metrics", "metrics_own"):
-                if not part.get(key, True):  # a task without metrics has the keys of 0.3
+            for key in ("metrics", "metrics_own", "device_names"):
+                if not part.get(key, True):  # a task without them has the keys of 0.3
                     del part[key]
         plain["privacy"] = _together(plain["privacy"])
         named = renamed(plain, ACCURACY, self.details.measure.lower())

@@ -164,7 +164,7 @@ class Data:
         has_test = len(made) > 1
         if has_test and targets.are_classes:
             _tell_lacking(made["train"].labels, made["test"].labels, names, where)
-        owners, test_owners = self._owners({part: len(samples) for part, samples in made.items()}, where)
+        owners, test_owners, devices = self._owners({part: len(samples) for part, samples in made.items()}, where)
         if "test" not in made:
             strata = first.labels if targets.are_classes else np.zeros(len(first), np.int64)
             rng, is_test = np.random.Generator(np.random.PCG64(_ORDER_SEED)), np.zeros(len(first), bool)
@@ -185,10 +185,13 @@ class Data:
             )
         if not mean and first.images.dtype != np.uint8 and form.values != "tokens":
             check_spread(first.images, *moments((train if len(train) else test).images), where, columns)
-        return DataSet(name, train, test, names, owners, test_owners, columns, has_test)
+        return DataSet(name, train, test, names, owners, test_owners, columns, has_test, devices)
 
-    def _owners(self, counts: Mapping[str, int], where: str) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Returns each training and test sample's device, numbered by sorted names; -1: without training samples."""
+    def _owners(
+        self, counts: Mapping[str, int], where: str
+    ) -> tuple[np.ndarray | None, np.ndarray | None, tuple[str, ...]]:
+        """Returns each training and test sample's device, numbered by sorted names, and these names; -1: without
+        training samples."""
         train, test = (
             None
             if (given := getattr(self, key)) is None
@@ -196,11 +199,11 @@ class Data:
             for key in ("train_device", "test_device")
         )
         if train is None:
-            return None, None
+            return None, None, ()
         devices, owners = np.unique(train, return_inverse=True)
         place = {device: number for number, device in enumerate(devices.tolist())}
         tested = None if test is None else np.array([place.get(each, -1) for each in test.tolist()], np.int64)
-        return owners.astype(np.int64), tested
+        return owners.astype(np.int64), tested, tuple(map(str, devices.tolist()))
 
 
 def _shown(value: Any) -> str:

@@ -204,6 +204,7 @@ class DataSet:
     :param owners: int64 `[n]`, the device of each training sample, from 0; None if it is not known.
     :param test_owners: int64 `[n]`, the device of each test sample; -1 if that device has no training sample.
     :param column_names: the names of a sample's values, if a table has named them.
+    :param device_names: the name of each device that `owners` numbers, if the data have them.
     :param has_test: whether the test part is the user's own, and not held out by a rule.
     """
 
@@ -215,6 +216,7 @@ class DataSet:
     test_owners: npt.NDArray[np.int64] | None = None
     column_names: tuple[str, ...] = ()
     has_test: bool = False
+    device_names: tuple[str, ...] = ()
 
     @property
     def classes(self) -> int:

@@ -46,6 +46,7 @@ def test_a_test_part_means_that_devices_train_on_all_that_they_have() -> None:
 def test_a_device_may_have_one_sample() -> None:
     owners = np.array([0] * 1 + [1] * 13 + [2] * 13 + [3] * 13)
     data = Data(X, Y, X, Y, train_device=owners).dataset("d")
+    assert data.device_names == ("0", "1", "2", "3")
     for fraction in ({}, {"test_fraction": 0.2}):
         first = fleet_of(data, partition="given", **fraction).devices[0]
         assert len(first.train) == 1
@@ -89,7 +90,8 @@ def test_a_table_is_simulated_from_a_program_and_from_a_file(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_one_sample_of_a_device_goes_through_a_whole_run(tmp_path: Path) -> None:
-    data = {"train": (X[:12], Y[:12], np.arange(12)), "test": (X, Y)}
+    names = np.array([f"clinic {at}" for at in range(12)])[::-1]
+    data = {"train": (X[:12], Y[:12], names), "test": (X, Y)}
     run = hf.simulate(plain(devices=12), data=data, out=tmp_path / "r", quiet=True, local_only=False, workers=1)
-    assert len(run.devices) == 12
+    assert run.devices["name"].tolist() == sorted(names)
     assert run.devices["accuracy_own_local"].notna().all()

@@ -15,6 +15,7 @@ from hushfleet.aggregator.report.comparison import (
     differ_by_seed,
     load_runs,
     run_folders,
+    task_differences,
     write_comparison,
 )
 from hushfleet.aggregator.report.readable import gained
@@ -120,6 +121,33 @@ def test_the_keys_in_which_tasks_differ_are_rows_of_their_own() -> None:
     rows = {name: values for name, *values in rows_of({"a": seeded(0, 0.7), "b": seeded(0, 0.7, epsilon=4.0)})}
     assert rows["task: privacy.epsilon"] == ["2.0", "4.0"]
     assert [name for name in rows if name.startswith("task:")] == ["task: privacy.epsilon"]
+
+
+def test_the_global_model_has_rows_of_its_own_before_the_personalized_ones() -> None:
+    runs = {"a": seeded(0, 0.7), "b": seeded(0, 0.7, epsilon=4.0)}
+    last = runs["a"].rounds[-1]
+    runs["a"] = runs["a"].but(rounds=[*runs["a"].rounds[:-1], last.but(accuracy_global=0.5, metrics={"f1": 0.25})])
+    rows = {name: values for name, *values in rows_of(runs)}
+    assert rows["global model, common test"] == ["50.0\N{NO-BREAK SPACE}%", "60.0\N{NO-BREAK SPACE}%"]
+    assert rows["global model, f1"][0] == "0.25"
+    names = list(rows)
+    assert names.index("global model, common test") < names.index("federated, common test")
+    found = [each["common_test"] for each in comparison_json(runs)["runs"].values()]
+    assert [each["global"] for each in found] == [pytest.approx(0.5), pytest.approx(0.6)]
+    assert [each["global_metrics"] for each in found] == [{"f1": 0.25}, {}]
+
+
+def test_the_same_data_at_another_path_are_no_difference() -> None:
+    def of(name: str, digest: str, partition: str = "iid", counts: int = 5) -> Result:
+        task = f'data.path = "/runs/{name}/data.npz"\ndata.partition = "{partition}"'
+        made = Rerun(command="", task=task, digests={"training images": digest})
+        return sample().with_details(label_counts=[[counts] * 3] * 2).but(rerun=made)
+
+    assert task_differences([of("a", "0"), of("b", "0", counts=6)]) == {}
+    assert list(task_differences([of("a", "0"), of("b", "1")])) == ["data.path"]
+    given = [of(name, "0", "given", counts) for name, counts in (("a", 5), ("b", 5), ("c", 6))]
+    assert task_differences(given[:2]) == {}
+    assert list(task_differences(given)) == ["data.path"], "other devices hold these samples"
 
 
 def test_json_has_the_numbers_and_the_verdict() -> None:
