@@ -31,6 +31,8 @@ from support.public_networks import CLASSES, NETWORKS, SHAPES, VOCABULARY
 
 PAGE = Path(__file__).parents[2] / "docs" / "own.md"
 ROW = re.compile(r"^\| (\S.*?) \| (torchvision|timm|transformers) \| (\w+) \| ([\d,]+) \|$", re.M)
+HERE = [name for name, each in NETWORKS.items() if importlib.util.find_spec(each.package)]
+"""`make test` has torchvision's alone."""
 BOARD_MIB = 200
 TASK: dict[str, Any] = {
     "name": "public",
@@ -59,11 +61,9 @@ def sizes() -> dict[str, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", HERE)
 def test_trains_and_boards_compute_the_same(name: str, tmp_path: Path) -> None:
     public = NETWORKS[name]
-    if public.package != "torchvision" and importlib.util.find_spec(public.package) is None:
-        pytest.skip(f"needs {public.package}: make test-networks")
     x, y, more = samples(public.data)
     fast = hf.simulate(
         TASK, more, model=public.make, data=(x, y), out=tmp_path / "fast", quiet=True, local_only=False, runtime="onnx"
