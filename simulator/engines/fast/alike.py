@@ -113,7 +113,7 @@ def train(chunk: ClientChunk) -> ChunkAnswer:
     published = run.global_params(plan)
     server = ServerRound(run.method, run.method.split(published)[0], chunk.server)
     total = PartialSum(run.method.layout.size, server.weight, like=chunk.like) if chunk.summed else None
-    together = None if total is None else _clients_of(chunk, published, total)
+    together = None if total is None else clients_of(chunk, published, total)
     rows, size = list[ClientRow](), 1 if together is None else together.at_once
     for first in range(0, len(chunk.clients), size):
         clients = chunk.clients[first : first + size]
@@ -123,7 +123,7 @@ def train(chunk: ClientChunk) -> ChunkAnswer:
     return ChunkAnswer(rows, secure if total is None else total.sum)
 
 
-def _clients_of(chunk: ClientChunk, published: np.ndarray, total: PartialSum) -> AlikeClients | None:
+def clients_of(chunk: ClientChunk, published: np.ndarray, total: PartialSum) -> AlikeClients | None:
     """Returns a chunk's clients if they can be played together: also their training then has nothing between two
     gradients, and their choices depend on no private state."""
     run, parts = chunk.run, chunk.run.method.parts
