@@ -34,7 +34,12 @@ def result_so_far(files: RunFolder) -> Result:
             uplink[event["device"]] += event["bytes"]
     names = device_names(task.data.devices)
     result = Result(
-        **about(task, spec, noise_multiplier=spec.privacy.noise_multiplier),
+        **about(
+            spec,
+            dataset=task.data.name,
+            partition=task.partition_label,
+            noise_multiplier=spec.privacy.noise_multiplier,
+        ),
         devices=len(names),
         seed=task.seed,
         engine=engine,

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.payloads.prepare import PreparedTask
 from hushfleet.aggregator.results.answers import StatisticRow, statistic_of
 from hushfleet.aggregator.results.events import iterate_events
@@ -94,8 +93,9 @@ def record(
     seen = privacy.keys() | {row.device for row in store.devices()}
     names = sorted(seen | declines.keys() | set(fleet))
     outcomes = Outcomes(iterate_events(store.folder / EVENTS_NAME), accepted=accepted_in, declined=declined_in)
+    own = {"dataset": task.data.name, "partition": task.partition_label}
     return Result(
-        **about(task, spec, noise_multiplier=prepared.method.noise_multiplier(RoundTerms())),
+        **about(spec, **own, noise_multiplier=prepared.method.noise_multiplier(RoundTerms())),
         recorded_at=_utc(time.time()),
         federation=federation,
         devices=max(len(names), 1),
@@ -146,9 +146,10 @@ def record(
     )
 
 
-def about(task: Task, spec: TaskSpec, *, noise_multiplier: float) -> dict[str, Any]:
+def about(spec: TaskSpec, *, dataset: str, partition: str, noise_multiplier: float) -> dict[str, Any]:
     """Returns the fields of a result that are known before the first round.
 
+    :param partition: its name for people.
     :param noise_multiplier: the method's own, 0 without noise.
     """
     privacy, layout = spec.privacy, spec.model.layout
@@ -156,8 +157,8 @@ def about(task: Task, spec: TaskSpec, *, noise_multiplier: float) -> dict[str, A
     return {
         "task": spec.task,
         "method": title_of(spec.method),
-        "dataset": task.data.name,
-        "partition": task.partition_label,
+        "dataset": dataset,
+        "partition": partition,
         "model": ModelInfo(name=spec.model.name, parameters=layout.size, layers=layers),
         "accounting": privacy.accounting,
         "trust": TRUST[privacy.accounting],
