@@ -37,7 +37,7 @@ AS_A_PAPER = {"accounting": "as-published"}
 CLASSES = {"cifar100": 100, "emnist": 26}
 """The number of classes of a data set, if it is not ten."""
 WIRE_EPOCH = 1
-"""Cells of epoch 0 were run with the quantised wire: their noise has 1.034 of the variance that is stated, and their rows
+"""Cells of epoch 0 were run with the quantised wire: their noise has 1.034 times the variance that is stated, and rows
 without noise are compressed with loss."""
 AnyAxis = TypeVar("AnyAxis", bound=Axis)
 
