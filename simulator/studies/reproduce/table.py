@@ -30,12 +30,12 @@ class PaperTable:
         are a `block` (its number; `title`). Accuracies are in percent, None or NaN if there is no number: `paper`,
         `ours` (mean over seeds), `spread` (standard deviation, with two seeds or more), `difference`, `values` (by
         seed), `seeds` (the finished ones out of `asked`), `stale` (how many of them older code has run), `runs` (their
-        digests), `chance` (by guessing), `outside` (not in the order), `private` (with noise), `median` (epsilon
-        against the server of the median device), `paper_epsilon`, `epsilon_server`, `epsilon_release`, `raw_values` (what the
-        method sends without noise, in words: then both epsilons are infinite, and `noised_server` and `noised_release`
-        are the epsilons of the noised values alone, as papers count), `open` (the reason if there is no number).
-        `group`, `reading`, `row` and `column` are ids, `data`, `meaning`, `method` and `at` their titles; `nth` is the
-        number of the column.
+        digests), `chance` (by guessing), `outside` (not in the order),
+        `private` (with noise), `median` (epsilon against the server of the median device), `paper_epsilon`,
+        `epsilon_server`, `epsilon_release`, `raw_values` (what the method sends without noise, in words: then both
+        epsilons are infinite, and `noised_server` and `noised_release` are the epsilons of the noised values alone,
+        as papers count), `open` (the reason if there is no number). `group`, `reading`, `row` and `column` are ids,
+        `data`, `meaning`, `method` and `at` their titles; `nth` is the number of the column.
     """
 
     recipe: Recipe
