@@ -53,6 +53,7 @@ NOT_USABLE = "not-usable"
 """The folder in the inbox for images that a person has rejected ("put aside")."""
 MOST_UNDONE = 100
 PREVIEW_PIXELS = 1024
+PLAYED_HZ = 8000  # with fewer, a browser may play nothing
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -144,7 +145,8 @@ class Desk:
                 wrong=self.wrong,
             )
             if self.wrong and waiting:
-                return replace(shown, guess=taken_for(waiting[0]), by="this board")
+                guess = taken_for(waiting[0])
+                return replace(shown, guess=guess if guess[0] in shown.classes else None, by="this board")
             return self._guessed(shown, store, self._inbox / waiting[0]) if store is not None and waiting else shown
 
     def preview(self, name: str, version: str) -> bytes:
@@ -161,7 +163,8 @@ class Desk:
         """Returns a clip in the inbox as a new WAV file, as the task hears it. Raises `BadInput`."""
         if self.config.data.kind != "sound":
             raise BadInput("an image has no sound")
-        return sound.wav_of(sound.read_clip(self._found(name, version), self._rate), self._rate)
+        pcm, times = sound.read_clip(self._found(name, version), self._rate), -(-PLAYED_HZ // self._rate)
+        return sound.wav_of(pcm.repeat(times), times * self._rate)
 
     def tap(self, name: str, label: str, version: str) -> Shown:
         """Moves an image to its class, or with an empty label aside. Raises `BadInput` if it is not there, or if it is

@@ -43,11 +43,12 @@ class HomeAssistant(AbstractContextManager["HomeAssistant"]):
     """
 
     def __init__(self, config: DeviceConfig, url: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        address, fleet = BrokerAddress.parse(url), BrokerAddress.parse(config.broker.url)
-        if (address.host, address.port) == (fleet.host, fleet.port):
-            raise BadInput(
-                f"listen.mqtt = {address}: is the fleet's broker; what is heard goes to a broker of your own"
-            )
+        address, urls = (
+            BrokerAddress.parse(url),
+            [config.broker.url, *([config.fleet.enrol_url] if config.fleet else [])],
+        )
+        if (address.host, address.port) in [(fleet.host, fleet.port) for fleet in map(BrokerAddress.parse, urls)]:
+            raise BadInput(f"listen.mqtt = {str(address)!r}: must be a broker of your own, and not the fleet's")
         name = f"hushfleet-listen/{config.device.id}"
         self._states, self._available = f"{name}/state", f"{name}/available"
         self._device, self._clock = config.device.id, clock

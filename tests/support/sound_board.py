@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
+import sys
 import wave
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +23,7 @@ from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
 from hushfleet.wire.format.spec import BlobRef
 from support.edge import DEVICE, Package
+from support.processes import ENVIRONMENT
 
 RATE, LENGTH = 800, 200
 NONE = "none of these"
@@ -51,6 +54,12 @@ def frames_of(file: Path) -> np.ndarray:
     with wave.open(str(file)) as opened:
         assert (opened.getnchannels(), opened.getsampwidth(), opened.getframerate()) == (1, 2, RATE)
         return np.frombuffer(opened.readframes(opened.getnframes()), "<i2")
+
+
+def listening(device_toml: Path, *more: str, **streams: int) -> subprocess.Popen[bytes]:
+    """The command as a process."""
+    command = [sys.executable, "-m", "hushfleet.edge_client", "listen", str(device_toml), *more]
+    return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **streams)
 
 
 @pytest.fixture(scope="session")
@@ -89,7 +98,7 @@ def give_model(config: DeviceConfig, package: Package) -> None:
     """Makes the board predict with the task's initial model, as after a round."""
     model = package.initial.astype("<f4").tobytes()
     digest, task = hashlib.sha256(model).digest(), hashlib.sha256(package.data).digest()
-    with DeviceStore(config.store_path, device=DEVICE) as store:
+    with DeviceStore(config.store_path, device=DEVICE, durable=False) as store:
         for key, blob in {**package.blobs, task: package.data, digest: model}.items():
             store.put_blob(key, blob)
         store.set_current(task_digest=task, global_digest=digest)

@@ -31,7 +31,7 @@ async function show(next) {
   const what = wrong ? "alarm" : kind;
   $("waiting").textContent = next.waiting === 1 ? `1 ${what} waits` : `${next.waiting} ${what}s wait`;
   $("name").textContent = image || "";
-  $("question").textContent = image ? (wrong ? `Was this ${guess[0]}?` : "What is this?") : `All new ${what}s are done`;
+  $("question").textContent = image ? (wrong && guess ? `Was this ${guess[0]}?` : "What is this?") : `All new ${what}s are done`;
   $("aside").firstChild.textContent = wrong ? "None of these" : "Not usable";
   $("said").textContent = next.said;
   $("choices").hidden = $("aside").hidden = !image;

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from itertools import islice
 from pathlib import Path
@@ -18,7 +17,7 @@ from hushfleet.edge_client.listen import sources
 from hushfleet.edge_client.listen.sources import of_microphone
 from hushfleet.errors import BadInput
 from support.processes import ENVIRONMENT
-from support.sound_board import LENGTH, RATE, a_sound, frames_of
+from support.sound_board import LENGTH, RATE, a_sound, frames_of, listening
 
 
 class Pauses(threading.Event):
@@ -137,15 +136,10 @@ def test_without_arecord_the_package_is_named(tmp_path: Path, monkeypatch) -> No
         next(of_microphone("default", RATE, Pauses()))
 
 
-def started(device_toml: Path, *more: str, **streams: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "hushfleet.edge_client", "listen", str(device_toml), *more]
-    return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **streams)
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_a_signal_ends_it_and_the_recorder(hears, device_toml: Path, arecord: Path, number: int, code: int) -> None:
     does(arecord, "echo $$ > pid", "cat sound", "exec sleep 600")
-    with started(device_toml) as process:
+    with listening(device_toml) as process:
         assert process.stdout is not None
         heard = [json.loads(process.stdout.readline()) for _ in range(2)]
         process.send_signal(number)
@@ -158,7 +152,7 @@ def test_a_signal_ends_it_and_the_recorder(hears, device_toml: Path, arecord: Pa
 
 def test_a_pipe_and_a_key(hears, device_toml: Path) -> None:
     device_toml.write_text(device_toml.read_text() + 'keep = "key"')
-    with started(device_toml, "--from", "-", stdin=subprocess.PIPE) as process:
+    with listening(device_toml, "--from", "-", stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(a_sound("tone", "quiet").astype("<i2").tobytes())
@@ -177,7 +171,7 @@ def test_enter_is_the_key_in_a_terminal(hears, device_toml: Path, arecord: Path)
     device_toml.write_text(device_toml.read_text() + 'keep = "key"')
     does(arecord, "cat sound", "while :; do cat sound; sleep 0.1; done")
     master, slave = os.openpty()
-    with started(device_toml, stdin=slave) as process:
+    with listening(device_toml, stdin=slave) as process:
         assert process.stdout is not None
         process.stdout.readline()
         os.write(master, b"\n")
@@ -192,7 +186,7 @@ def test_enter_is_the_key_in_a_terminal(hears, device_toml: Path, arecord: Path)
 
 def test_a_reader_that_goes_ends_it(hears, device_toml: Path, arecord: Path) -> None:
     does(arecord, "cat sound", "while :; do cat sound; sleep 0.1; done")
-    with started(device_toml) as process:
+    with listening(device_toml) as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.stdout.close()
