@@ -83,7 +83,7 @@ in device.toml, all of it optional:
                               # your own broker: Home Assistant finds the board
 
 examples:
-  hushfleet-edge listen device.toml | jq 'select(.alarm == "glass")'
+  hushfleet-edge listen device.toml --top 1
   hushfleet-edge listen device.toml --from evening.wav
   ffmpeg -i rtsp://camera/1 -f s16le -ac 1 -ar 16000 - | \\
     hushfleet-edge listen device.toml --from -

@@ -301,7 +301,7 @@ class WorkerSection(Checked):
 
 @dataclass(frozen=True)
 class ListenSection(Checked):
-    """What `hushfleet-edge listen` does with sound. It stays on the board, but for `mqtt`.
+    """The owner's rules for sound that the command `listen` hears. It stays on the board, but for `mqtt`.
 
     :param microphone: ALSA's name of it; `arecord -L` lists them.
     :param keep: which segments are kept in `data.inbox`, where they wait for a label: `loud`, at `loud_dbfs` or above;
@@ -313,8 +313,8 @@ class ListenSection(Checked):
     :param alarm_above: a class other than `no_alarm` is an alarm from this probability on.
     :param no_alarm: the class of everything that the others are not.
     :param keep_alarms: the number of alarms, the newest, whose segments are kept for `label --wrong`.
-    :param mqtt: the owner's own broker, `mqtt://[USER:PASSWORD@]HOST[:PORT]`, which tells Home Assistant what is heard.
-        It must not be the fleet's.
+    :param mqtt: the owner's own broker, `mqtt://[USER:PASSWORD@]HOST[:PORT]`, where Home Assistant reads the class, its
+        probability and the loudness. The fleet's is refused.
     """
 
     microphone: str = "default"

@@ -18,7 +18,7 @@ from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.process import return_freed_memory
 from hushfleet.edge_client.listen import sources
 from hushfleet.edge_client.listen.kept_clips import KeptClips
-from hushfleet.edge_client.listen.listener import Heard, Listener
+from hushfleet.edge_client.listen.listener import Heard, SegmentListener
 from hushfleet.edge_client.listen.model_in_use import ModelInUse
 from hushfleet.errors import BadInput
 from hushfleet.output import say
@@ -53,12 +53,12 @@ def listen(config: DeviceConfig, *, given: str | None, top: int) -> bool:
 
         tellers: list[Callable[[Heard], None]] = [tell]
         if config.listen.mqtt is not None:
-            from hushfleet.edge_client.listen.home_assistant import HomeAssistant
+            from hushfleet.edge_client.listen.owners_broker import OwnersBroker
 
-            tellers.append(opened.enter_context(HomeAssistant(config, config.listen.mqtt)).tell)
+            tellers.append(opened.enter_context(OwnersBroker(config, config.listen.mqtt)).tell)
         while not stop.is_set():
             form = model.form
-            listener = Listener(form, config.listen, model, clips, key)
+            listener = SegmentListener(form, config.listen, model, clips, key)
             with closing(_source(config, given, form, stop)) as source:
                 for pcm in source:
                     for heard in listener.hear(pcm, time.time()):
@@ -72,7 +72,7 @@ def listen(config: DeviceConfig, *, given: str | None, top: int) -> bool:
     return signal.SIGINT in caught
 
 
-def _source(config: DeviceConfig, given: str | None, form: SampleForm, stop: threading.Event) -> sources.Source:
+def _source(config: DeviceConfig, given: str | None, form: SampleForm, stop: threading.Event) -> sources.SoundSource:
     if given is None:
         return sources.of_microphone(config.listen.microphone, form.sample_rate, stop)
     if given == "-":

@@ -24,7 +24,7 @@ SILENCE_DBFS = -100.0
 
 @dataclass(frozen=True)
 class Heard:
-    """What was heard in one segment.
+    """The news of one segment.
 
     :param from_s: seconds of sound that came before it.
     :param dbfs: its loudness; 0 is the loudest possible.
@@ -45,7 +45,7 @@ class Heard:
         return {"from_s": round(self.from_s, 3), "dbfs": round(self.dbfs, 1), **named, **kept}
 
 
-class Listener:
+class SegmentListener:
     """The work for each segment.
 
     :param form: how sound is cut.

@@ -71,7 +71,7 @@ class ModelInUse:
         if self._loaded is None:
             return ()
         (own, graphs), values = self._loaded, segment[None, None, None]
-        return ordered(own.spec.model, outputs_of(own, graphs, samples_of(own.spec.model, values)))
+        return ordered(own.spec.model, outputs_of(own, graphs, samples_of(own.spec.model, values))[0])
 
     def _load(self) -> None:
         with opened_store(self._config) as store:

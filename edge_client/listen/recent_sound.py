@@ -48,4 +48,5 @@ class RecentSound:
         """
         recent = self._kept[-frames:]
         hop = max(1, self._length // _STEPS)
-        return loudest(segments_of(recent[(len(recent) - self._length) % hop :], self._length, hop))[0]
+        found: Pcm = loudest(segments_of(recent[(len(recent) - self._length) % hop :], self._length, hop))[0]
+        return found

@@ -1,4 +1,4 @@
-"""Where sound comes from: the microphone, by `arecord` as a child process, or a file or pipe in its place.
+"""Reads sound from the microphone, by `arecord` as a child process, or from a file or pipe in its place.
 
 Each source yields int16 frames as they come, and None where some are missing.
 """
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from hushfleet.data.sound import Pcm, read_clip, segments_of
 from hushfleet.edge_client.rate_limits import Backoff
 from hushfleet.errors import BadInput
 
-Source = Iterator[Pcm | None]
+SoundSource = Generator[Pcm | None, None, None]
 LOOK_S = 0.2  # how soon a stop is noticed
 SILENT_S = 10.0
 """A recorder that has given nothing for this time is started again."""
@@ -32,7 +32,7 @@ _KEPT_WORDS = 500  # of what a recorder has complained about
 _log = logging.getLogger("hushfleet.edge")
 
 
-def of_file(path: Path, sample_rate: int, length: int, hop: int) -> Source:
+def of_file(path: Path, sample_rate: int, length: int, hop: int) -> SoundSource:
     """Yields a sound file, with zeros after its end where its last segment needs them."""
     pcm = read_clip(path, sample_rate)
     frames = (len(segments_of(pcm, length, hop)) - 1) * hop + length
@@ -40,7 +40,7 @@ def of_file(path: Path, sample_rate: int, length: int, hop: int) -> Source:
     yield from (padded[place : place + hop] for place in range(0, frames, hop))
 
 
-def of_pipe(stop: threading.Event) -> Source:
+def of_pipe(stop: threading.Event) -> SoundSource:
     """Yields what comes from standard input: 16 bits, little-endian, one channel, without a head."""
     yield from _frames(sys.stdin.fileno(), stop)
 
@@ -51,7 +51,7 @@ def of_microphone(
     stop: threading.Event,
     *,
     clock: Callable[[], float] = time.monotonic,
-) -> Source:
+) -> SoundSource:
     """Yields what `arecord` records, and starts it again, after growing pauses, if it ends. Raises `BadInput`.
 
     That it ended is logged once, until it has recorded for longer than the longest pause.

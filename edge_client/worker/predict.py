@@ -76,19 +76,18 @@ def predict(store: DeviceStore, file: Path, loaded: dict[bytes, LoadedGraphs] | 
         loaded.clear()
         loaded[key] = graphs_of(store, own.spec)
     model, samples = own.spec.model, _read(file, own.spec.model)
-    outputs = [outputs_of(own, loaded[key], samples.take(slice(n, n + 1))) for n in range(len(samples))]
-    are_numbers, segments = model.targets.are_numbers, ()
-    if model.form.sample_rate:
-        hop_s = model.form.hop / model.form.sample_rate
-        segments = tuple((n * hop_s, ordered(model, each)) for n, each in enumerate(outputs))
-    return Prediction(own.spec.task, own.kind, ordered(model, np.mean(outputs, 0)), are_numbers, segments)
+    outputs = outputs_of(own, loaded[key], samples)
+    rate, hop = model.form.sample_rate, model.form.hop
+    segments = [(n * hop / rate, ordered(model, each)) for n, each in enumerate(outputs)] if rate else []
+    whole, are_numbers = ordered(model, np.mean(outputs, 0)), model.targets.are_numbers
+    return Prediction(own.spec.task, own.kind, whole, are_numbers, tuple(segments))
 
 
-def outputs_of(own: PersonalizedModel, graphs: LoadedGraphs, sample: Samples) -> np.ndarray:
-    """Returns probabilities, or numbers, float64 `[outputs]`, for one sample."""
-    logits_of, inputs = own.answers(graphs[0], inputs_of(sample, graphs[1]))
-    [found] = own.spec.model.targets.predicted(logits_of(own.params, inputs.x))
-    return found
+def outputs_of(own: PersonalizedModel, graphs: LoadedGraphs, samples: Samples) -> np.ndarray:
+    """Returns probabilities, or numbers, float64 `[n, outputs]`."""
+    logits_of, inputs = own.answers(graphs[0], inputs_of(samples, graphs[1]))
+    one_by_one = (inputs.take(slice(place, place + 1)).x for place in range(len(inputs)))
+    return np.concatenate([own.spec.model.targets.predicted(logits_of(own.params, x)) for x in one_by_one])
 
 
 def ordered(model: ModelSpec, outputs: np.ndarray) -> tuple[tuple[str, float], ...]:

@@ -17,7 +17,7 @@ from hushfleet.data.sound import segments_of, write_clip
 from hushfleet.edge_client.__main__ import main
 from hushfleet.edge_client.labelling.heard import taken_for
 from hushfleet.edge_client.listen.kept_clips import KeptClips
-from hushfleet.edge_client.listen.listener import Listener
+from hushfleet.edge_client.listen.listener import SegmentListener
 from hushfleet.edge_client.listen.model_in_use import ModelInUse
 from hushfleet.edge_client.listen.recent_sound import SEGMENTS, RecentSound
 from support.sound_board import LENGTH, RATE, a_clip, a_sound, frames_of, give_model, hearing_task
@@ -154,7 +154,7 @@ def test_a_newer_model_is_used_without_a_restart(hears, package, hearing) -> Non
 
 def test_a_gap_is_in_no_segment(hears) -> None:
     model = ModelInUse(hears)
-    listener = Listener(model.form, hears.listen, model, KeptClips(hears), threading.Event())
+    listener = SegmentListener(model.form, hears.listen, model, KeptClips(hears), threading.Event())
     half = a_sound("tone")[: LENGTH // 2]
     pieces = [half, None, half, None, half[:9], np.concatenate((a_sound("tone")[9:], half)), half[::-1]]
     found = [heard for pcm in pieces for heard in listener.hear(pcm, at=0.0)]

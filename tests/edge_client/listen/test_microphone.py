@@ -50,7 +50,7 @@ def does(program: Path, *lines: str) -> None:
     program.write_text("\n".join(["#!/bin/sh", f"cd {program.parent}", 'echo "$@" >> calls', *lines, ""]))
 
 
-def parts(source: sources.Source, gaps: int) -> list[np.ndarray]:
+def parts(source: sources.SoundSource, gaps: int) -> list[np.ndarray]:
     """The sound before each of the first gaps."""
     found = [np.empty(0, np.int16)]
     for pcm in source:

@@ -12,8 +12,8 @@ import pytest
 
 from hushfleet.aggregator.broker.process import start_broker
 from hushfleet.edge_client.__main__ import main
-from hushfleet.edge_client.listen.home_assistant import AGAIN_S, HomeAssistant
 from hushfleet.edge_client.listen.listener import Heard
+from hushfleet.edge_client.listen.owners_broker import AGAIN_S, OwnersBroker
 from hushfleet.wire.link.interface import Delivery, LinkUp
 from hushfleet.wire.link.mqtt import MqttLink
 from support.edge import DEVICE
@@ -55,7 +55,7 @@ def heard(name: str, probability: float = 0.9, alarm: str = "") -> Heard:
 
 def test_home_assistant_finds_the_board_and_its_sounds(home: MqttLink, hears, url: str) -> None:
     now = 0.0
-    with HomeAssistant(hears, url, clock=lambda: now) as teller:
+    with OwnersBroker(hears, url, clock=lambda: now) as teller:
         while not isinstance(event := home.receive(0.05), Delivery):
             teller.tell(heard("dog", 0.871, "dog"))
         assert event.topic == CONFIG
@@ -102,7 +102,7 @@ def test_what_is_heard_never_goes_to_the_fleets_broker(hears, device_toml: Path,
 def test_a_broker_that_is_away_is_said_once_and_the_board_listens_on(
     hears, device_toml: Path, tmp_path, caplog
 ) -> None:
-    with HomeAssistant(hears, "mqtt://127.0.0.1:8") as teller:
+    with OwnersBroker(hears, "mqtt://127.0.0.1:8") as teller:
         while "Home Assistant is told nothing" not in caplog.text:
             teller.tell(heard("dog"))
         for _ in range(100):

@@ -34,7 +34,7 @@ _SENSORS = {
 _log = logging.getLogger("hushfleet.edge")
 
 
-class HomeAssistant(AbstractContextManager["HomeAssistant"]):
+class OwnersBroker(AbstractContextManager["OwnersBroker"]):
     """The connection to the owner's broker. Raises `BadInput` for an address that is wrong, or the fleet's.
 
     What is heard is told if the likeliest class or the alarm has changed, and again once a minute.
