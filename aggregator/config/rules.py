@@ -42,8 +42,8 @@ MODEL: Rules = {
         "features go with name = 'linear', not {name!r}, which takes images",
     ),
     "model.directions-need-features": (
-        lambda model: model.directions is not None and model.features in (None, UNIT_NORM),
-        "directions = {directions!r}: need features; no other inputs have an order",
+        lambda model: model.directions is not None and model.features in (None, UNIT_NORM) and not model.public,
+        "directions = {directions!r}: need features, or public samples; no other inputs have an order",
     ),
     "model.head-needs-layers": (
         lambda model: model.share == "head" and model.name == "linear",

@@ -16,7 +16,7 @@ import numpy as np
 
 from hushfleet.aggregator.config.question import question_of
 from hushfleet.aggregator.config.task import Task
-from hushfleet.aggregator.payloads.public_data import load_public, normalisation
+from hushfleet.aggregator.payloads.public_data import PUBLIC, load_public, normalisation, public_samples
 from hushfleet.aggregator.payloads.start import EarlierModel
 from hushfleet.data.form import MOST_COLUMNS, OWN_DATA, TABLES, SampleForm, ValueKind
 from hushfleet.data.samples import DataSet, LabelledSamples
@@ -106,7 +106,7 @@ def prepare(
             task.statistic.check_column(math.prod(shape), () if task.targets.are_classes else class_names)
         except ValueError as error:
             raise BadInput(f"statistic.{error}") from error
-    extractor = _features(task, shape, standardised=any(each != 1 for each in std))
+    extractor = _features(task, shape, mean, std)
     input_shape = shape if extractor is None else (extractor.shared, 1, 1)
     # Boards fetch a network with each task, but do not use it if nothing trains, so the smallest one is enough.
     taken = (1, 1, 1) if task.statistic is not None and task.model.name == "linear" else input_shape
@@ -205,11 +205,10 @@ def prepare(
     )
 
 
-def _features(task: Task, shape: tuple[int, int, int], *, standardised: bool) -> FeatureExtractor | None:
-    """Returns the model that computes features of images, or None if there is none. Raises `BadInput`.
-
-    :param standardised: whether the task's mean and deviation scale the values.
-    """
+def _features(
+    task: Task, shape: tuple[int, int, int], mean: Sequence[float], std: Sequence[float]
+) -> FeatureExtractor | None:
+    """Returns the model that computes features of images, or None if there is none. Raises `BadInput`."""
     section = task.model
     if section.features is None and section.share == "all":
         return None
@@ -218,10 +217,19 @@ def _features(task: Task, shape: tuple[int, int, int], *, standardised: bool) ->
 
     if section.features is not None:
         weights = None if section.weights is None else Path(section.weights)
+        scaled = any(each != 1 for each in std)
+        public = None if section.public is None else public_samples(task, Path(section.public), shape, mean, std)
         with doing(f"making the graph of the features {section.features}"):
             extractor = get_features(
-                section.features, shape, directions=section.directions, weights=weights, standardised=standardised
+                section.features,
+                shape,
+                directions=section.directions,
+                public=public,
+                weights=weights,
+                standardised=scaled,
             )
+        if public is not None:
+            print(f"model.public = {section.public!r}: {len(public)} {PUBLIC}", file=sys.stderr)
         if extractor.about:
             print(extractor.about, file=sys.stderr)
         return extractor
