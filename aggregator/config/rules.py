@@ -371,6 +371,11 @@ def _question(task: Any) -> str:
 
 
 TASK: Rules = {
+    "task.public-needs-features": (
+        lambda task: task.model.public is not None and task.model.features is None,
+        "model.public = {model.public!r}: needs model.features, whose directions public samples determine; with "
+        "method.name = 'hush' and model.name = 'linear' they may be left out",
+    ),
     "task.secure-method": (
         lambda task: (
             task.privacy.accounting == "secure"

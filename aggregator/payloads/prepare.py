@@ -54,6 +54,7 @@ class PreparedTask:
     :param dataset: the simulation's data, or the aggregator's public test set; None if there is none.
     :param inference: computes the logits of a flat vector on the network's inputs, by ONNX Runtime.
     :param features: computes these inputs from images if they are features; None if they are the images.
+    :param period: the place of this task in a chain of tasks that continue each other with the same classes, from 1 on.
     :param evaluate_global: returns accuracy and loss of a global vector on the common test set; None without one.
     """
 
@@ -68,6 +69,7 @@ class PreparedTask:
     inference: InferenceGraph
     features: FeatureGraph | None
     evaluate_global: Callable[[np.ndarray], Evaluation] | None
+    period: int = 1
 
 
 def prepare(
@@ -156,10 +158,11 @@ def prepare(
         question=question_of(task, noise_multiplier=privacy.noise_multiplier, classes=len(class_names)),
     )
     spec = _with_values(spec, dataset, task.data.name)
-    initial = model.init(task.seed)
+    initial, period = model.init(task.seed), 1
     if task.model.start is not None:
         earlier = EarlierModel.read(Path(task.model.start))
         initial, spec = earlier.vector(spec.model), replace(spec, continues=earlier.continued)
+        period = earlier.next_period(spec.model.class_names)
     package = spec.to_bytes()
     if len(package) > MAX_SPEC_BYTES:
         raise BadInput(
@@ -202,6 +205,7 @@ def prepare(
         inference=inference,
         features=features,
         evaluate_global=(lambda params: evaluate(inference, params, common_test(), metrics)) if is_tested else None,
+        period=period,
     )
 
 
