@@ -9,7 +9,8 @@ image in common. Each run is a line of --kept, so that an interrupted measuremen
 - `images`: with 0, 100 or 300 public images (`model.public`), on the package's features;
 - `vectors`: the same with digits as 64 values, and 512 random features of Fashion-MNIST, as samples: through an ONNX
   file that returns them unchanged, without features (`unit-norm`), and with public samples too;
-- `periods`: a task of 30 devices that continues four times (`model.start`), each time with other images.
+- `periods`: a task of 30 devices and three that continue it (`model.start`), each with other images; `whole-steps`: as
+  before, without the factor 1 / sqrt(p).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -30,6 +32,7 @@ import hushfleet as hf
 from benchmarks.common import Figures, make_parser, names_option, table, write
 from hushfleet.data.arrays import Data
 from hushfleet.data.sets import load
+from hushfleet.methods.hush import TailMean
 
 SEEDS = (0, 1, 2)
 FEATURES = {"digits": "filters", "fashion-mnist": "scattering"}
@@ -41,7 +44,8 @@ TEST = {"digits": 397, "fashion-mnist": 5000}
 class Cell:
     """One run.
 
-    :param way: `features`, the package's; `file`, `unit-norm` or `scaled` (with mean and deviation) for vectors.
+    :param way: `features`, the package's; `file`, `unit-norm` or `scaled` (with mean and deviation) for vectors;
+        `whole-steps`: see `periods`.
     :param public: number of public samples.
     :param periods: number of tasks, each of which continues the one before.
     """
@@ -63,7 +67,7 @@ def cells() -> Iterator[Cell]:
         for data, public in (("digits", 100), ("fashion-mnist", 300)):
             yield from (Cell("vectors", data, 30, way, 0, seed) for way in ("file", "unit-norm", "scaled"))
             yield from (Cell("vectors", data, 30, way, public, seed) for way in ("unit-norm", "scaled"))
-        yield Cell("periods", "fashion-mnist", 30, "features", 0, seed, PERIODS)
+        yield from (Cell("periods", "fashion-mnist", 30, w, 0, seed, PERIODS) for w in ("features", "whole-steps"))
 
 
 def measure(cell: Cell, folder: Path, *, data_dir: Path | None) -> Figures:
@@ -74,7 +78,7 @@ def measure(cell: Cell, folder: Path, *, data_dir: Path | None) -> Figures:
     test, rest = np.split(order, [TEST[cell.data]])
     public, rest = np.split(rest, [cell.public])
     changes: dict[str, Any] = {"seed": cell.seed, "data.devices": cell.devices, "round.min_updates": cell.devices}
-    if cell.way == "features":
+    if cell.way in ("features", "whole-steps"):
         changes["model.features"] = FEATURES[cell.data]
     elif cell.way == "file":
         changes["model.features"] = str(unchanged(folder, x.shape[1]))
@@ -92,7 +96,8 @@ def measure(cell: Cell, folder: Path, *, data_dir: Path | None) -> Figures:
         if period:
             changes["model.start"] = str(folder / f"{period - 1}")
         how: dict[str, Any] = {"out": folder / f"{period}", "report": False, "quiet": True, "evaluate_every": 20}
-        result = hf.simulate(TASK, changes, data=data, **how).result
+        with mock.patch.object(TailMean, "averages_periods", cell.way != "whole-steps"):
+            result = hf.simulate(TASK, changes, data=data, workers=1, **how).result
         row, alone = result.rounds[-1], result.local_only
         found.append(
             {
