@@ -26,6 +26,8 @@ OWN_DATA = (*get_args(OwnData), "table")
 """The kinds of data that come from the user; `table` is `csv` under a name that fits Parquet files too."""
 PUBLIC_DATA = ("digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn")
 """The names of `hushfleet.data.sets`, which is imported when one of them is read."""
+MOST_STEPS = 1 << 20
+"""The largest number of steps of a sample: 65 seconds at 16 kHz."""
 LabelKind = Literal["", "names", "numbers"]
 ValueKind = Literal["", "pixels", "numbers", "tokens"]
 Vocabulary = Annotated[int, Meta(ge=0, le=1_000_000)]
