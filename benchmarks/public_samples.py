@@ -41,7 +41,7 @@ TEST = {"digits": 397, "fashion-mnist": 5000}
 
 
 @dataclass(frozen=True)
-class Cell:
+class PublicRun:
     """One run.
 
     :param way: `features`, the package's; `file`, `unit-norm` or `scaled` (with mean and deviation) for vectors;
@@ -59,18 +59,20 @@ class Cell:
     periods: int = 1
 
 
-def cells() -> Iterator[Cell]:
+def cells() -> Iterator[PublicRun]:
     for seed in SEEDS:
         for devices in (30, 50, 100):
-            yield from (Cell("images", "fashion-mnist", devices, "features", n, seed) for n in (0, 300, 100))
-        yield from (Cell("images", "digits", devices, "features", n, seed) for devices in (30, 50) for n in (0, 100))
+            yield from (PublicRun("images", "fashion-mnist", devices, "features", n, seed) for n in (0, 300, 100))
+        yield from (
+            PublicRun("images", "digits", devices, "features", n, seed) for devices in (30, 50) for n in (0, 100)
+        )
         for data, public in (("digits", 100), ("fashion-mnist", 300)):
-            yield from (Cell("vectors", data, 30, way, 0, seed) for way in ("file", "unit-norm", "scaled"))
-            yield from (Cell("vectors", data, 30, way, public, seed) for way in ("unit-norm", "scaled"))
-        yield from (Cell("periods", "fashion-mnist", 30, w, 0, seed, PERIODS) for w in ("features", "whole-steps"))
+            yield from (PublicRun("vectors", data, 30, way, 0, seed) for way in ("file", "unit-norm", "scaled"))
+            yield from (PublicRun("vectors", data, 30, way, public, seed) for way in ("unit-norm", "scaled"))
+        yield from (PublicRun("periods", "fashion-mnist", 30, w, 0, seed, PERIODS) for w in ("features", "whole-steps"))
 
 
-def measure(cell: Cell, folder: Path, *, data_dir: Path | None) -> Figures:
+def measure(cell: PublicRun, folder: Path, *, data_dir: Path | None) -> Figures:
     """Returns accuracies after the last round: shared head, personalized heads, alone; and an update's bytes."""
     began = time.process_time()
     x, y = images_of(cell, data_dir=data_dir)
@@ -121,7 +123,7 @@ TASK = {
 }
 
 
-def images_of(cell: Cell, *, data_dir: Path | None) -> tuple[np.ndarray, np.ndarray]:
+def images_of(cell: PublicRun, *, data_dir: Path | None) -> tuple[np.ndarray, np.ndarray]:
     """Returns all samples of a data set, as images or as vectors, and their labels."""
     dataset = load(cell.data, data_dir=data_dir)
     parts = [dataset.train, dataset.test]
@@ -154,7 +156,7 @@ def main() -> None:
     parser.add_argument("--only", type=names_option(("images", "vectors", "periods")), default="all", metavar="A,B")
     options = parser.parse_args()
     lines = list(map(json.loads, options.kept.read_text().splitlines() if options.kept.exists() else []))
-    done = {Cell(**line["cell"]) for line in lines}
+    done = {PublicRun(**line["cell"]) for line in lines}
     for cell in cells():
         if cell in done or (options.only != "all" and cell.part not in options.only):
             continue
