@@ -60,9 +60,9 @@ class ModelSection(Checked):
     :param directions: how many leading principal components of the features the shared head takes as input and sends; a
         device's own part uses all. Left out, method `hush` uses the number of its rule, other methods use all. A
         network without a classifier returns features in no order, so that all are sent.
-    :param public: unlabelled samples of the same kind as the boards' own, a folder of images or an .npz file with
-        `train_x`: the server takes the directions from them. They must be public, because whoever receives the task
-        can learn from its features about them.
+    :param public: unlabelled samples of the same kind as the boards' own, a folder of images or sound, or an .npz file
+        with `train_x`: the server takes the directions from them. They must be public: whoever receives the task can
+        learn from its features about them.
     :param share: `all`: the whole network is trained and sent; `head`: only the last layer of a compact network. The
         other layers are fixed: the task's seed draws them, or they come from `weights`, and they are sent with the task
         like features.

@@ -45,7 +45,7 @@ def public_samples(
 ) -> Samples:
     """Returns the samples of `model.public`, normalised as the task's own; their labels have no meaning.
 
-    :param path: a folder of images, or an .npz file with `train_x`.
+    :param path: a folder of images or sound, or an .npz file with `train_x`.
 
     Raises `BadInput`.
     """
@@ -60,11 +60,13 @@ def public_samples(
         data = Data(test_x=some, test_y=np.zeros(len(some), np.int64))
         found = data.dataset("public", **rules, **normal, where=where).test
     else:
-        if shape[1] == 1:
-            raise BadInput(f"{where}: the task's samples are no images; give an .npz file with train_x")
         from hushfleet.data.folder import load_unlabelled
+        from hushfleet.data.sound import SoundForm
 
-        form = {"input_shape": shape, "class_names": (), "bit_depth": task.data.bit_depth or 8}
+        sound = SoundForm.of(task.data.form, one_a_clip=task.privacy.unit == "record")
+        if shape[1] == 1 and sound is None:
+            raise BadInput(f"{where}: the task's samples are no images or sound; give an .npz file with train_x")
+        form = {"input_shape": shape, "class_names": (), "bit_depth": task.data.bit_depth or 8, "sound": sound}
         found = load_unlabelled(path, most=MOST, **form, **normal)
     if len(found) < LEAST or found.images.shape[1:] != tuple(shape):
         raise BadInput(

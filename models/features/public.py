@@ -8,8 +8,6 @@ estimate, so the covariance of synthetic images counts as much as `DRAWN_COUNT_A
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from hushfleet.data.samples import Samples
@@ -29,7 +27,7 @@ def drawn_like(public: Samples) -> Samples:
     images = np.empty((0, *shape), np.float32)
     if len(public) < ENOUGH and channels in (1, 3) and height == width > 1:
         images = synthetic.mixed(_DRAWN, shape).astype(np.float32)
-    return replace(public, images=images, labels=np.zeros(len(images), np.int64))
+    return Samples(images, np.zeros(len(images), np.int64), public.mean, public.std)
 
 
 def projection(features: np.ndarray, drawn: np.ndarray, most: int | None) -> Whitening:

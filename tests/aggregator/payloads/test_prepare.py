@@ -14,6 +14,7 @@ from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.payloads.prepare import PreparedTask, prepare
 from hushfleet.data.samples import Samples
 from hushfleet.data.sets import load
+from hushfleet.data.sound import write_clip
 from hushfleet.errors import BadInput
 from hushfleet.learning.evaluation import evaluate
 from hushfleet.learning.graph_safety import check_graph
@@ -268,5 +269,15 @@ def test_public_series_and_vectors_are_normalised_as_the_boards_own(shape: list[
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     shared = found.x.reshape(60, 17)[:, :16]
     np.testing.assert_allclose(shared * np.sign((rows * shared).sum(0)), rows, atol=0.03)
-    with pytest.raises(BadInput, match="samples are no images; give an"):
+    with pytest.raises(BadInput, match="samples are no images or sound; give an"):
         prepare(public_task(tmp_path, name="arrays", input_shape=shape, **names))
+
+
+def test_public_clips_give_the_directions_of_sound(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(20):
+        pcm = (3000 * rng.standard_normal(450)).astype(np.int16)
+        write_clip(tmp_path / f"any-{number % 3}" / f"{number}.wav", pcm, 8000)
+    sound = {"sample_rate": 8000, "segment_s": 0.025, "class_names": ["a", "b"]}
+    made = prepare(public_task(tmp_path, name="sound", **sound))
+    assert (made.spec.model.input_shape, made.spec.model.features.count) == ((17, 1, 1), 17 + 201)
