@@ -71,24 +71,15 @@ a small device.toml:
 _LISTEN = """\
 in device.toml, all of it optional:
   [listen]
-  microphone = "default"      # arecord -L lists them
-  keep = "loud"               # segments of -30 dBFS or more wait in data.inbox
-                              # for a label (loud_dbfs); "unsure": where the
-                              # likeliest class has less than 60 %
-                              # (unsure_below); "key": when you press Enter;
-                              # "none": nothing is kept
-  keep_alarms = 100           # for label --wrong
-  no_alarm = "none of these"  # the class that is no alarm
-  mqtt = "mqtt://me:secret@homeassistant.local"
-                              # your own broker: Home Assistant finds the board
+  microphone = "default"  # arecord -L lists them
+  keep = "loud"           # what waits for a label in data.inbox, from -30 dBFS
+                          # on (loud_dbfs); "unsure": below 60 % (unsure_below);
+                          # "key": at Enter, or kill -USR1; "none" is the default
+  keep_alarms = 100       # for label --wrong
+  mqtt = "mqtt://me:secret@homeassistant.local"   # your own broker, not the fleet's
 
-examples:
-  hushfleet-edge listen device.toml --top 1
-  hushfleet-edge listen device.toml --from evening.wav
   ffmpeg -i rtsp://camera/1 -f s16le -ac 1 -ar 16000 - | \\
     hushfleet-edge listen device.toml --from -
-  kill -USR1 PID              # keep = "key": the last seconds
-Nothing that is heard leaves the board, but to that broker. Ctrl-C ends it.
 """
 
 

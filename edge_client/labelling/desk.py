@@ -173,15 +173,16 @@ class Desk:
         An alarm with an empty label is none of the classes: it becomes a sample of `listen.no_alarm` if the task has
         this class.
         """
-        image, said = self._found(name, version), f"{name} is labelled {label}." if label else f"{name} is put aside."
+        image = self._found(name, version)
+        with opened_store(self.config) as store:
+            classes = class_names(self.config, store)
+        none = one_form(self.config.listen.no_alarm)
+        label = none if self.wrong and not label and none in classes else label
+        said = f"{name} is labelled {label}." if label else f"{name} is put aside."
         if self.wrong and not label:
-            with opened_store(self.config) as store:
-                none = one_form(self.config.listen.no_alarm)
-                label = none if none in class_names(self.config, store) else ""
-            said = f"{name} is labelled {label}." if label else f"{said} No class of the task is called {none!r}."
+            said += f" No class of the task is called {none!r}."
         if label:
-            with opened_store(self.config) as store:
-                label = check_label(label, class_names(self.config, store))
+            label = check_label(label, classes)
             try:
                 place = self._folders.take_in(image, label)
             except AlreadyThere as error:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from hushfleet.data.form import SAMPLE_RATE, SEGMENT_S, SampleForm
 from hushfleet.data.sound import Pcm
 from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.board.process import return_idle_code, return_small_blocks
 from hushfleet.edge_client.labelling.class_folders import opened_store
 from hushfleet.edge_client.worker.personalized_model import PersonalizedModel, personalized_model
 from hushfleet.edge_client.worker.predict import LoadedGraphs, graphs_of, ordered, outputs_of, samples_of
@@ -33,6 +34,7 @@ class ModelInUse:
         self._config, self._clock, self._look_at = config, clock, -float("inf")
         self._stamp: object = None
         self._said = ""
+        self._has_run = False
         self._loaded: tuple[PersonalizedModel, LoadedGraphs] | None = None
         self.look()
 
@@ -54,7 +56,9 @@ class ModelInUse:
         if (now := self._clock()) < self._look_at:
             return
         self._look_at = now + LOOK_S
-        stamp = [_stamp(f"{self._config.store_path}{suffix}") for suffix in ("", "-wal")]
+        store = self._config.store_path
+        files = (os.stat(each) for each in (store, store.with_name(f"{store.name}-wal")) if each.exists())
+        stamp = [(each.st_ino, each.st_mtime_ns, each.st_size) for each in files]
         if stamp == self._stamp:
             return
         self._stamp = stamp
@@ -71,7 +75,12 @@ class ModelInUse:
         if self._loaded is None:
             return ()
         (own, graphs), values = self._loaded, segment[None, None, None]
-        return ordered(own.spec.model, outputs_of(own, graphs, samples_of(own.spec.model, values))[0])
+        [found] = outputs_of(own, graphs, samples_of(own.spec.model, values))
+        if not self._has_run:  # all that is needed from now on is loaded
+            return_small_blocks()
+            return_idle_code()
+            self._has_run = True
+        return ordered(own.spec.model, found)
 
     def _load(self) -> None:
         with opened_store(self._config) as store:
@@ -82,12 +91,4 @@ class ModelInUse:
             if not (own.spec.model.form.sample_rate and own.spec.model.targets.are_classes):
                 raise BadInput(f"the task {own.spec.task} has no classes of sound")
             graphs = self._loaded[1] if self._loaded and same else graphs_of(store, own.spec, stay=True)
-            self._loaded = own, graphs
-
-
-def _stamp(path: str) -> object:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size
+            self._loaded, self._has_run = (own, graphs), False

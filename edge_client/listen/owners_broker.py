@@ -23,11 +23,11 @@ from hushfleet.wire.link.mqtt import MqttLink
 
 AGAIN_S = 60.0
 ONLINE, OFFLINE = b"online", b"offline"
-_SENSORS = {
-    "sound": {"name": "sound", "icon": "mdi:ear-hearing"},
-    "alarm": {"name": "alarm", "icon": "mdi:bell"},
-    "probability": {"name": "probability", "unit_of_measurement": "%", "state_class": "measurement"},
-    "loudness": {"name": "loudness", "unit_of_measurement": "dB", "device_class": "sound_pressure"},
+_SENSORS: dict[str, dict[str, str]] = {
+    "sound": {},
+    "alarm": {},
+    "probability": {"unit_of_measurement": "%", "state_class": "measurement"},
+    "loudness": {"unit_of_measurement": "dB", "device_class": "sound_pressure"},
 }
 """Home Assistant's sensors, by the key of their value."""
 
@@ -83,8 +83,8 @@ class OwnersBroker(AbstractContextManager["OwnersBroker"]):
         """Returns topic and content of Home Assistant's device discovery message."""
         unique = f"hushfleet_listen_{self._device}"
         sensors = {
-            key: {"platform": "sensor", "unique_id": f"{unique}_{key}", "value_template": f"{{{{ value_json.{key} }}}}"}
-            | about
+            key: {"platform": "sensor", "name": key, "unique_id": f"{unique}_{key}", **about}
+            | {"value_template": f"{{{{ value_json.{key} }}}}"}
             for key, about in _SENSORS.items()
         }
         described = {
