@@ -142,7 +142,7 @@ def components(train: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def forest(train: np.ndarray, x: np.ndarray) -> np.ndarray:
-    return -IsolationForest(50, random_state=0).fit(train).score_samples(x)
+    return -IsolationForest(n_estimators=50, random_state=0).fit(train).score_samples(x)
 
 
 def main() -> None:
