@@ -102,7 +102,7 @@ def _student_quantile(chance: float, freedom: int) -> float:
     return math.fsum(term / freedom**power for power, term in enumerate(terms))
 
 
-def own_reconstruction(logits_of: LogitsOf, layout: ParamLayout, samples: Callable[[], LabelledSamples]) -> LogitsOf:
+def own_reconstruction(logits_of: LogitsOf, layout: ParamLayout, samples: Callable[[], Samples]) -> LogitsOf:
     """Returns the network as a device uses it: second moments reconstruct about the mean of its own normal samples,
     which stays on the device; other networks reconstruct as they are.
 
