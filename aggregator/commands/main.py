@@ -49,10 +49,10 @@ OBJECTS_TO_COLLECT = 50_000
 """New objects between two collections: with Python's 700, a sixth of a short command's time is collecting what it has
 just imported."""
 GROUPS = {
-    "Try it (first: hushfleet demo)": ("demo", "plan", "simulate", "features"),
+    "Try it (first: hushfleet demo)": ("demo", "plan", "simulate"),
     "A fleet (first: hushfleet fleet --help)": ("fleet", "flash", "push", "release", "report", "boards", "forecast"),
     "Research (first: hushfleet reproduce --list)": (
-        "reproduce", "compare", "methods", "privacy", "audit", "invert", "log",
+        "reproduce", "compare", "methods", "features", "privacy", "audit", "invert", "log",
     ),
 }  # fmt: skip
 """The commands by what they are for, in the order of the list. A command that is not here is listed last."""

@@ -43,7 +43,7 @@ _CURES = {
 }
 
 
-class Source(NamedTuple):
+class NetworkFile(NamedTuple):
     """An ONNX file of others.
 
     :param licence: what the package and the file say about it.
@@ -66,7 +66,7 @@ class Made(NamedTuple):
     notes: tuple[str, ...]
 
 
-def find_source(source: str) -> Source:
+def find_source(source: str) -> NetworkFile:
     """Returns the ONNX file `FILE.onnx`, or that of an installed package or a wheel; nothing is imported.
 
     :param source: several files in a package: `PACKAGE:NAME.onnx`.
@@ -96,13 +96,13 @@ def _licence(package: Distribution) -> str:
     return f"{next(filter(None, terms), 'not named')[:80]} ({given['Name']} {given['Version']}, by its metadata)"
 
 
-def _source(name: str, data: bytes, licence: str) -> Source:
+def _source(name: str, data: bytes, licence: str) -> NetworkFile:
     try:
         properties = onnx.load_from_string(data).metadata_props
     except Exception as error:  # protobuf's own classes
         raise BadInput(f"{name} is not an ONNX file: {error}") from error
     said = [f"{each.key}: {each.value}" for each in properties if len(each.value) <= 80]
-    return Source(name, data, "; ".join([licence, *said]))
+    return NetworkFile(name, data, "; ".join([licence, *said]))
 
 
 def make(
