@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -86,11 +86,12 @@ def find_source(source: str) -> NetworkFile:
         sizes = [f"{name} ({(files[name].size or 0) / 1e6:.1f} MB)" for name in chosen or files]
         which = f"; name one: {package}:{Path((chosen or [*files])[0]).name}" if files else ""
         raise BadInput(f"{source}: {len(sizes)} ONNX files: {', '.join(sizes) or 'it has none'}{which}")
-    return _source(chosen[0], found.locate_file(chosen[0]).read_bytes(), _licence(found))
+    place: Any = found.locate_file(chosen[0])  # a path, or one in a wheel
+    return _source(chosen[0], place.read_bytes(), _licence(found))
 
 
 def _licence(package: Distribution) -> str:
-    given = package.metadata
+    given: Any = package.metadata
     terms = [given.get("License-Expression") or given.get("License") or ""]
     terms += [each.rpartition(" :: ")[2] for each in given.get_all("Classifier") or () if each.startswith("License")]
     return f"{next(filter(None, terms), 'not named')[:80]} ({given['Name']} {given['Version']}, by its metadata)"
@@ -280,12 +281,12 @@ def _replace_resize(model: onnx.ModelProto) -> None:
     model.graph.node.extend(nodes)
 
 
-def resizing(before: int, after: int, **attributes: object) -> np.ndarray:
+def resizing(before: int, after: int, **attributes: Any) -> np.ndarray:
     """Returns the matrix float32 `[after, before]` that resizes a side as ONNX's `Resize` does."""
     node = helper.make_node("Resize", ["x", "", "", "sizes"], ["y"], **attributes)
     sizes = numpy_helper.from_array(np.array([before, 1, after, 1]), "sizes")
-    ends = (helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "xy")
-    graph = helper.make_graph([node], "resize", *([end] for end in ends), [sizes])
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "xy")
+    graph = helper.make_graph([node], "resize", [x], [y], [sizes])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8)
     return _run(model, np.eye(before, dtype=np.float32)[:, None, :, None])[:, 0, :, 0].T.copy()
 
