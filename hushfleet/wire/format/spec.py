@@ -146,6 +146,8 @@ class ModelSpec(Checked):
             fits = taken <= self.features.count and pixel == [1, 1]
             require(fits, "input_shape", self.input_shape, f"({self.features.count}, 1, 1) or less, as features are")
         require(len(set(self.class_names)) == len(self.class_names), "class_names", self.class_names[:8], "distinct")
+        sound = self.form.sound_shape
+        require(sound in (None, self.image_shape), "input_shape", self.image_shape, f"{sound}, as segments of sound")
         outputs = len(self.class_names)
         require(outputs > 1 or not self.targets.are_classes, "class_names", self.class_names, "at least two classes")
         require(len(self.targets.mean) in (0, outputs), "targets.mean", self.targets.mean, f"{outputs} values")
