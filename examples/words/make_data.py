@@ -1,7 +1,7 @@
 """Makes clips of spoken words by `espeak-ng` (apt install espeak-ng): each board is a speaker who says twelve words.
 
-Nobody was recorded. A speaker has a voice, an accent, a pitch and a speed, which vary a little from clip to clip. A clip
-has one second at 16 kHz: a word at a random place, with white and brown noise, the word 0 to 15 dB louder.
+Nobody was recorded. A speaker has a voice, an accent, a pitch and a speed, which vary a little from clip to clip. A
+clip has one second at 16 kHz: a word at a random place, with white and brown noise, the word 0 to 15 dB louder.
 
     python make_data.py        # writes words/ beside this file: WAV files, some 350 MB
 
@@ -28,17 +28,17 @@ WORDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go", 
 OTHER_WORDS = """
     apple behind garden seven winter table orange people under music paper happy yellow mother river bed bird cat dog
     eight five four house learn nine one six three tree two visual wow zero follow forward backward summer window
-""".split()
+"""
 VOICES = """
     Alex Alicia Andrea Andy Annie Denis Diogo Gene Gene2 Henrique Hugo Jacky Lee Marco Mario Michael Mike Mr adam anika
     antonio aunty belinda benjamin boris caleb david ed edward f1 f2 f3 f4 f5 grandma grandpa gustave iven john linda
     m1 m2 m3 m4 m5 m6 m7 m8 marcelo max michel miguel norbert pablo paul pedro quincy rob robert sandro shelby steph
     travis victor
-""".split()
-PUBLIC_VOICES = "Nguyen RicishayMax announcer edward2 iven2 iven3 klatt klatt2 klatt3 klatt4 robosoft3 steph2 zac".split()
+"""
+PUBLIC_VOICES = "Nguyen RicishayMax announcer edward2 iven2 iven3 klatt klatt2 klatt3 klatt4 robosoft3 steph2 zac"
 ACCENTS = ("en-us", "en-gb", "en-gb-scotland", "en-029", "en-gb-x-rp", "en-gb-x-gbclan")
 OF_BOARDS = 44  # voices; the others are the strangers'
-TESTED, STRANGERS, PUBLIC = 24, 66, 600  # a board's or a stranger's test clips; strangers; public clips
+TESTED = 24  # test clips of a speaker
 
 
 class Speaker(NamedTuple):
@@ -76,13 +76,16 @@ def write(job: tuple[Path, str, Speaker, list[int]]) -> None:
         file.writeframes(spoken(word, speaker, np.random.default_rng(seed)).astype("<i2").tobytes())
 
 
-def make(folder: Path, *, boards: int = 100, clips: int = 20, strangers: int = STRANGERS, seed: int = 0) -> None:
+def make(
+    folder: Path, *, boards: int = 100, clips: int = 20, strangers: int = 66, public: int = 600, seed: int = 0
+) -> None:
     """The same seed makes the same clips.
 
     :param clips: of each board, to learn from.
+    :param public: the number of public clips.
     """
     rng = np.random.default_rng(seed)
-    voices, said = rng.permutation(VOICES), list[tuple[Path, str, Speaker]]()
+    voices, said = rng.permutation(VOICES.split()), list[tuple[Path, str, Speaker]]()
 
     def add(place: Path, speaker: Speaker, words: list[str]) -> None:
         said.extend((place / word / f"{number:02d}.wav", word, speaker) for number, word in enumerate(words))
@@ -93,11 +96,11 @@ def make(folder: Path, *, boards: int = 100, clips: int = 20, strangers: int = S
         add(folder / "train" / f"board-{board:03d}", speaker, rng.choice(WORDS, clips).tolist())
         add(folder / "test" / f"board-{board:03d}", speaker, balanced)
     for number in range(strangers):
-        speaker = Speaker.drawn(voices[OF_BOARDS + number % (len(VOICES) - OF_BOARDS)], rng)
+        speaker = Speaker.drawn(voices[OF_BOARDS:][number % (len(voices) - OF_BOARDS)], rng)
         add(folder / "test" / f"stranger-{number:02d}", speaker, balanced)
-    for number in range(PUBLIC):
-        speaker = Speaker.drawn(str(rng.choice(PUBLIC_VOICES)), rng)
-        said.append((folder / "public" / f"{number:03d}.wav", str(rng.choice(OTHER_WORDS)), speaker))
+    for number in range(public):
+        speaker = Speaker.drawn(str(rng.choice(PUBLIC_VOICES.split())), rng)
+        said.append((folder / "public" / f"{number:03d}.wav", str(rng.choice(OTHER_WORDS.split())), speaker))
     with ThreadPoolExecutor() as threads:
         list(threads.map(write, ((*each, [seed, place]) for place, each in enumerate(said))))
 
