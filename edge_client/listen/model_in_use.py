@@ -7,6 +7,8 @@ import os
 import time
 from collections.abc import Callable
 
+import numpy as np
+
 from hushfleet.data.form import SAMPLE_RATE, SEGMENT_S, SampleForm
 from hushfleet.data.sound import Pcm
 from hushfleet.edge_client.board.config import DeviceConfig
@@ -33,8 +35,7 @@ class ModelInUse:
     def __init__(self, config: DeviceConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._config, self._clock, self._look_at = config, clock, -float("inf")
         self._stamp: object = None
-        self._said = ""
-        self._has_run = False
+        self._said = set[str]()
         self._loaded: tuple[PersonalizedModel, LoadedGraphs] | None = None
         self.look()
 
@@ -64,11 +65,10 @@ class ModelInUse:
         self._stamp = stamp
         try:
             self._load()
-            self._said = ""
         except HushfleetError as error:
-            if str(error) != self._said:
+            if str(error) not in self._said:
                 _log.warning("%s", error)
-            self._said = str(error)
+            self._said.add(str(error))
 
     def predict(self, segment: Pcm) -> tuple[tuple[str, float], ...]:
         """Returns classes and probabilities as `Prediction.classes`; none before the first model."""
@@ -76,10 +76,6 @@ class ModelInUse:
             return ()
         (own, graphs), values = self._loaded, segment[None, None, None]
         [found] = outputs_of(own, graphs, samples_of(own.spec.model, values))
-        if not self._has_run:  # all that is needed from now on is loaded
-            return_small_blocks()
-            return_idle_code()
-            self._has_run = True
         return ordered(own.spec.model, found)
 
     def _load(self) -> None:
@@ -87,8 +83,10 @@ class ModelInUse:
             if store is None:
                 raise BadInput("the client has not run yet, so there is no model: it has to take part in one round")
             own = personalized_model(store)
-            same = self._loaded is not None and self._loaded[0].spec.digest == own.spec.digest
             if not (own.spec.model.form.sample_rate and own.spec.model.targets.are_classes):
                 raise BadInput(f"the task {own.spec.task} has no classes of sound")
-            graphs = self._loaded[1] if self._loaded and same else graphs_of(store, own.spec, stay=True)
-            self._loaded, self._has_run = (own, graphs), False
+            same = self._loaded if self._loaded and self._loaded[0].spec.digest == own.spec.digest else None
+            self._loaded = own, same[1] if same else graphs_of(store, own.spec, stay=True)
+        self.predict(np.zeros(own.spec.model.image_shape[2], np.int16))  # loads all that listening needs
+        return_small_blocks()
+        return_idle_code()
