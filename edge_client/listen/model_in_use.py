@@ -16,7 +16,7 @@ from hushfleet.edge_client.board.process import return_idle_code, return_small_b
 from hushfleet.edge_client.labelling.class_folders import opened_store
 from hushfleet.edge_client.worker.personalized_model import PersonalizedModel, personalized_model
 from hushfleet.edge_client.worker.predict import LoadedGraphs, graphs_of, ordered, outputs_of, samples_of
-from hushfleet.errors import BadInput, HushfleetError
+from hushfleet.errors import BadInput, GraphRefused, HushfleetError
 
 LOOK_S = 10.0
 _NO_TASK = SampleForm(sample_rate=SAMPLE_RATE, segment_s=SEGMENT_S)
@@ -66,17 +66,24 @@ class ModelInUse:
         try:
             self._load()
         except HushfleetError as error:
-            if str(error) not in self._said:
-                _log.warning("%s", error)
-            self._said.add(str(error))
+            self._warn(error)
 
     def predict(self, segment: Pcm) -> tuple[tuple[str, float], ...]:
-        """Returns classes and probabilities as `Prediction.classes`; none before the first model."""
+        """Returns classes and probabilities as `Prediction.classes`; none before the first model, or if it fails."""
         if self._loaded is None:
             return ()
         (own, graphs), values = self._loaded, segment[None, None, None]
-        [found] = outputs_of(own, graphs, samples_of(own.spec.model, values))
-        return ordered(own.spec.model, found)
+        try:
+            [found] = outputs_of(own, graphs, samples_of(own.spec.model, values))
+        except GraphRefused as error:  # of this segment; the next may be another
+            self._warn(error)
+            return ()
+        return ordered(own.spec.model, found) if np.isfinite(found).all() else ()
+
+    def _warn(self, error: HushfleetError) -> None:
+        if str(error) not in self._said:
+            _log.warning("%s", error)
+        self._said.add(str(error))
 
     def _load(self) -> None:
         with opened_store(self._config) as store:
