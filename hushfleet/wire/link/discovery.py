@@ -40,4 +40,5 @@ def description(
 
 
 def encoded(plain: Any) -> bytes:
+    """Returns an object as JSON."""
     return json.dumps(plain, allow_nan=False, ensure_ascii=False).encode()
