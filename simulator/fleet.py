@@ -102,13 +102,15 @@ def make_fleet(task: Task, dataset: DataSet, *, boards: tuple[str, ...] = ("gene
     section, seed = task.data, task.seed
     train, owners = dataset.train, dataset.owners
     others = np.arange(0)
-    if section.limit is not None and section.limit < len(train):
+    if section.limit is not None and section.limit < (whole := len(train.records[0])):
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_LIMIT_STREAM,)))
-        chosen = np.sort(rng.choice(len(train), section.limit, replace=False))
+        chosen = train.of_records(rng.choice(whole, section.limit, replace=False))
         others = np.setdiff1d(np.arange(len(train)), chosen)
         train, owners = train.take(chosen), None if owners is None else owners[chosen]
-    # The strata whose shares stay the same when samples are divided or held out: classes, if there are any.
-    strata = train.labels if train.targets.are_classes else np.zeros(len(train), np.int64)
+    # What is divided are records; here are their strata, whose shares stay the same: classes, if there are any.
+    first, _ = train.records
+    strata = train.labels[first] if train.targets.are_classes else np.zeros(len(first), np.int64)
+    owners = None if owners is None else owners[first]
     if section.partition == "given":
         given = given_parts(owners, devices=section.devices, min_samples=section.min_samples)
         parts, mixes = Division(given, held_mixes(strata, given, int(strata.max()) + 1))
@@ -130,7 +132,7 @@ def make_fleet(task: Task, dataset: DataSet, *, boards: tuple[str, ...] = ("gene
             own, local_test = indices, Subset(dataset.test, partial(np.asarray, tested))
         elif held_out > 0 and len(indices) > 1:
             own, others_of_it = split_local(indices, strata, test_fraction=held_out, seed=seed + index)
-            local_test = Subset(train, partial(np.asarray, others_of_it))
+            local_test = Subset(train, partial(np.asarray, train.of_records(others_of_it)))
         elif not train.targets.are_classes:
             own, local_test = indices, Subset(dataset.test, partial(np.arange, len(dataset.test)), len(dataset.test))
         else:
@@ -142,13 +144,14 @@ def make_fleet(task: Task, dataset: DataSet, *, boards: tuple[str, ...] = ("gene
                 index=index,
                 name=name,
                 board=boards[index % len(boards)],
-                train=Subset(train, partial(np.asarray, own)),
+                train=Subset(train, partial(np.asarray, train.of_records(own))),
                 local_test=local_test,
                 epsilon_limit=task.privacy.budget,
                 preference=_preference(task, index),
                 unlabelled=_unlabelled(task, dataset.train, others, mixes[index], index),
             )
         )
+    parts = [train.of_records(part) for part in parts]
     if train.targets.are_classes:
         return Fleet(tuple(devices), dataset.test, label_counts(train.labels, parts, dataset.classes))
     reached = [train.targets.constant_right(train.labels[part]) for part in parts if len(part)]
@@ -218,8 +221,9 @@ def _counts_like_own(shares: np.ndarray, test: Samples) -> np.ndarray:
 
 
 def save_samples(samples: Samples, path: Path) -> None:
-    """Writes the `.npz` that a simulated device reads: `images` uint8 or float32 `[n, C, H, W]`, and `labels`."""
-    np.savez(path, images=samples.images, labels=samples.labels)
+    """Writes the `.npz` that a simulated device reads: `images` `[n, C, H, W]`, `labels`, and the `clips` of sound."""
+    clips = {} if samples.clips is None else {"clips": samples.clips}
+    np.savez(path, images=samples.images, labels=samples.labels, **clips)
 
 
 def save_device(device: SimulatedDevice, fleet: Fleet, *, train: Path, local_test: Path, unlabelled: Path) -> None:

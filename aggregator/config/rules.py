@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from hushfleet.data.form import OWN_DATA, TABLES, form_rules, one_form
+from hushfleet.data.form import OWN_DATA, SOUND, TABLES, form_rules, one_form
 from hushfleet.errors import HushfleetError
 from hushfleet.losses import LOSSES, find_loss
 from hushfleet.methods.server import ServerHalf
@@ -139,6 +139,10 @@ DATA: Rules = {
         lambda data: data.name == "folder" and (not data.class_names or data.input_shape is None),
         "name = 'folder' needs class_names and input_shape, such as [3, 32, 32]",
     ),
+    "data.sound-has-its-shape": (
+        lambda data: data.name in SOUND and data.input_shape is not None,
+        "input_shape must be left out with name = {name!r}: it follows from sample_rate and segment_s",
+    ),
     "data.path-needs-own-data": (
         lambda data: data.name not in OWN_DATA and data.path is not None,
         f"path is for your own data alone ({', '.join(OWN_DATA)}); leave it out: name = {{name!r}} is in --data-dir",
@@ -167,8 +171,8 @@ DATA: Rules = {
         "target_mean has {target_mean!n} values, for {class_names!n} outputs",
     ),
     "data.given-needs-owners": (
-        lambda data: data.partition == "given" and data.name not in ("arrays", *TABLES),
-        "partition = 'given' goes with name = 'arrays' or 'table', which can say whose a sample is",
+        lambda data: data.partition == "given" and data.name not in (*OWN_DATA, "speech-commands"),
+        "partition = 'given' goes with your own data, which can say whose a sample is, and with 'speech-commands'",
     ),
     **form_rules("data", lambda data: data.name),
 }

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from hushfleet.aggregator.config import rules
 from hushfleet.data import form as forms
-from hushfleet.data.form import OWN_DATA, PUBLIC_DATA, SampleForm
+from hushfleet.data.form import OWN_DATA, PUBLIC_DATA, SOUND_SETS, SampleForm
 from hushfleet.data.targets import Tolerance
 from hushfleet.durations import duration_s
 from hushfleet.errors import HushfleetError
@@ -31,7 +31,7 @@ from hushfleet.wire.format.spec import UNIT_NORM, Augment, ClassNames, PrivacySp
 if TYPE_CHECKING:
     DataSetName = str
 else:
-    DataSetName = Literal[(*PUBLIC_DATA, *OWN_DATA)]
+    DataSetName = Literal[(*PUBLIC_DATA, *SOUND_SETS, *OWN_DATA)]
 StatisticKind = Literal["counts", "mean", "histogram", "drift"]
 Partition = Literal["iid", "dirichlet-class", "dirichlet-device", "pathological", "given"]
 _Deviation = Annotated[float, Meta(ge=1e-30, le=1e30, description="1e-30 to 1e30, as float32 numbers can be")]
@@ -262,9 +262,10 @@ class PlanSection(Checked):
 class DataSection(Checked):
     """`[data]`: the data set, and how a simulation divides it among devices.
 
-    :param name: a public data set; or your own data: `folder`, class folders of images; `arrays`, an `.npz` file with
-        train_x and train_y, test_x and test_y, and more (`hushfleet.data.arrays`); `table` or `csv`, columns `label`,
-        perhaps `device`, and values, in CSV or Parquet. In the field give `class_names` and `input_shape`.
+    :param name: a public data set; or your own data: `folder`, class folders of images; `sound`, class folders of sound
+        files; `arrays`, an `.npz` file with train_x and train_y, test_x and test_y, and more (`hushfleet.data.arrays`);
+        `table` or `csv`, columns `label`, perhaps `device`, and values, in CSV or Parquet. In the field give
+        `class_names` and `input_shape`.
     :param devices: number of devices.
     :param partition: how a simulation deals samples out: `dirichlet-class` draws for each class the devices' shares of
         it, `dirichlet-device` for each device its class mix, with equally many samples on all; with `given` the file
@@ -309,6 +310,10 @@ class DataSection(Checked):
     :param layout: whether arrays have the axis of channels first or last; left out, the shape decides where it can.
     :param bit_depth: 9 to 16: pixels are whole numbers of so many bits, and are divided by the largest of them, as in
         medical images; 8: images with 16 bits are cut to bytes. Left out, images with 16 bits are divided by 65535.
+    :param sample_rate: Hz, of sound; left out, 16000. A file of another rate is resampled.
+    :param segment_s: seconds of a segment of sound, which is one sample; left out, 1, or as long as the clips of
+        `esc-50` and `urbansound8k` are. A file gives several; with `privacy.unit = "record"` its loudest alone.
+    :param hop_s: seconds from the beginning of one segment to that of the next; left out, `segment_s`.
     """
 
     name: DataSetName
@@ -340,6 +345,9 @@ class DataSection(Checked):
     record_column: forms.ColumnName = ""
     layout: forms.LayoutKind = ""
     bit_depth: forms.BitDepth = 0
+    sample_rate: forms.SampleRate = 0
+    segment_s: forms.Seconds = 0.0
+    hop_s: forms.Seconds = 0.0
 
     rules = rules.DATA
 
@@ -347,11 +355,22 @@ class DataSection(Checked):
         super().__post_init__()
         if self.path is not None:  # absolute, because a run can be resumed from a copy of the task, in any folder
             object.__setattr__(self, "path", expanded(self.path, "path").absolute())
+        if self.name in forms.SOUND:
+            _ = self.form  # raises `ValueError` for a segment that is too long
 
     @property
     def form(self) -> SampleForm:
-        """How samples are written in tables."""
-        return SampleForm.of(self)
+        """How samples are written in tables, or cut out of sound."""
+        form = SampleForm.of(self)
+        if self.name not in forms.SOUND:
+            return form
+        usual_s = SOUND_SETS.get(self.name, forms.SEGMENT_S)
+        return form.merged(SampleForm(sample_rate=forms.SAMPLE_RATE, segment_s=usual_s))
+
+    @property
+    def shape(self) -> Shape | None:
+        """Channels, height, width of a sample; None if only the data say them."""
+        return self.form.sound_shape or self.input_shape
 
     def share_tested(self, has_test: bool) -> float:
         """Returns the share of a device's samples that it is tested on: by default none if there is a test part."""

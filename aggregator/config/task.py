@@ -84,7 +84,7 @@ class Task(Checked):
             object.__setattr__(self, "round", replace(self.round, min_updates=least_updates(self)))
         check_rules(self, rules.TASK)
         if self.statistic is not None:
-            shape = self.data.input_shape
+            shape = self.data.shape
             targets = () if self.targets.are_classes else self.class_names or None
             self.statistic.check_column(None if shape is None else math.prod(shape), targets)
 

@@ -81,7 +81,7 @@ def prepare(
     """
     dataset = _load_data(task, data_dir)
     class_names = dataset.class_names if dataset else task.class_names
-    shape = dataset.input_shape if dataset else task.data.input_shape
+    shape = dataset.input_shape if dataset else task.data.shape
     if shape is None or not class_names:
         raise BadInput(
             "data.path is missing; without it data.class_names and data.input_shape must say what devices have"
@@ -268,16 +268,24 @@ def _load_data(task: Task, data_dir: Path | None) -> DataSet | None:
 
 
 def _read_data(task: Task, data_dir: Path | None) -> DataSet | None:
-    section = task.data
-    if section.name == "folder":
-        if section.path is None or section.input_shape is None:
+    section, shape = task.data, task.data.shape
+    if section.name in ("folder", "sound"):
+        if section.path is None or shape is None:
             return None
-        mean, std = normalisation(task, section.input_shape[0])
-        shape, names = section.input_shape, section.class_names
+        mean, std = normalisation(task, shape[0])
         from hushfleet.data.folder import load_folder_set
+        from hushfleet.data.sound import SoundForm
 
-        depth = section.bit_depth
-        return load_folder_set(section.path, input_shape=shape, class_names=names, mean=mean, std=std, bit_depth=depth)
+        return load_folder_set(
+            section.path,
+            by_device=section.partition == "given",
+            input_shape=shape,
+            class_names=section.class_names,
+            mean=mean,
+            std=std,
+            bit_depth=section.bit_depth,
+            sound=SoundForm.of(section.form, one_a_clip=task.privacy.unit == "record"),
+        )
     if section.name in OWN_DATA:
         return _load_own(task)
     return load_public(task, data_dir)
@@ -334,7 +342,7 @@ def _parquet(path: Path) -> Path | dict[str, Path] | None:
 def _form(task: Task, dataset: DataSet | None) -> SampleForm:
     """Returns how boards read tables: as the task says; columns, by default, as the aggregator's own file has them."""
     names = dict.fromkeys(dataset.column_names) if dataset is not None and task.data.name in TABLES else {}
-    is_deep = dataset is not None and task.data.name == "folder" and dataset.test.images.dtype != np.uint8
+    is_deep = dataset is not None and task.data.name == "folder" and dataset.test.images.dtype == np.float32
     columns = tuple(names) if len(names) <= MOST_COLUMNS else ()
     return task.data.form.merged(SampleForm(columns, bit_depth=16 * is_deep))
 

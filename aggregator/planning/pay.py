@@ -12,7 +12,7 @@ from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.report.readable import evaluated
 from hushfleet.aggregator.results.answers import EvaluationRow
 from hushfleet.at_need import at_need
-from hushfleet.data.form import OWN_DATA
+from hushfleet.data.form import OWN_DATA, SOUND_SETS
 from hushfleet.privacy.accountant import Step, epsilon
 
 if TYPE_CHECKING:
@@ -111,8 +111,8 @@ def images_of(task: Task) -> int:
 
 def _described(task: Task) -> tuple[int, tuple[int, int, int] | None] | None:
     """Returns the number of classes and the shape of images; None if only the data say them."""
-    if task.data.name in OWN_DATA:
-        return (len(task.class_names), task.data.input_shape) if task.class_names else None
+    if task.data.name in (*OWN_DATA, *SOUND_SETS):
+        return (len(task.class_names), task.data.shape) if task.class_names else None
     from hushfleet.data.sets import SOURCES
 
     source = SOURCES[task.data.name]

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from hushfleet.at_need import at_need
 from hushfleet.data import form as forms
-from hushfleet.data.form import OwnData, SampleForm, form_rules
+from hushfleet.data.form import SOUND_KEYS, OwnData, SampleForm, form_rules
 from hushfleet.durations import duration_s
 from hushfleet.edge_client.storage.state_files import STORE, TLS_CERTIFICATE, TLS_KEY
 from hushfleet.errors import BadInput, format_value
@@ -147,8 +147,8 @@ class FleetSection(Checked):
 class OwnDataSection(Checked):
     """Place of the device's own data.
 
-    :param kind: `folder`, one sub-folder of images for each class; `arrays`, an .npz of samples `x` and labels `y`;
-        `csv`, one line for each sample, in one file or in the files of a folder.
+    :param kind: `folder`, one sub-folder of images for each class; `sound`, one of sound files; `arrays`, an .npz of
+        samples `x` and labels `y`; `csv`, one line for each sample, in one file or in the files of a folder.
     :param path: the folder or the file.
     :param held_out: more data that are never trained on: `status` says how many of these the own
         model gets right. This stays on the device.
@@ -204,7 +204,7 @@ class OwnDataSection(Checked):
             lambda data: data.max_mib and data.kind == "arrays",
             f"max_mib = {{max_mib}}: must be {_IN_FILES}",
         ),
-        **form_rules("data", lambda data: data.kind),
+        **form_rules("data", lambda data: data.kind, without=SOUND_KEYS),
     }
 
     def __post_init__(self) -> None:

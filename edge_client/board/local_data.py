@@ -28,7 +28,7 @@ import numpy as np
 from hushfleet.at_need import at_need
 from hushfleet.data.held_out import both_parts
 from hushfleet.data.samples import FeatureSamples, LabelledSamples, MakesFeatures, Samples, inputs_of
-from hushfleet.data.walk import ENDINGS, files_below
+from hushfleet.data.walk import ENDINGS_OF, files_below
 from hushfleet.durations import Period
 from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.edge_client.board.notes import DataUse, Note
@@ -39,15 +39,18 @@ from hushfleet.errors import BadInput
 from hushfleet.wire.format.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from hushfleet.data import folder
+    from hushfleet.data import folder, sound
     from hushfleet.learning import anomaly
 else:
     folder = at_need("hushfleet.data.folder")
+    sound = at_need("hushfleet.data.sound")
     anomaly = at_need("hushfleet.learning.anomaly")
 
 Stamp = tuple[int, int]
 FilePlace = tuple[str, tuple[int, int, int]]
 
+FOLDERS = ("folder", "sound")
+"""The kinds of data that are a folder of files for each class."""
 MOST_UNLABELLED = 1000
 SETTLED_S = 2.0
 """A file that has not changed for this time is considered complete."""
@@ -69,6 +72,7 @@ class LocalData:
     :param arrivals: stores samples by their keys, and returns when each arrived; None if no windows are requested.
     :param held_out: the share of the samples that never trains (`hushfleet.data.held_out`).
     :param by_content: as `TaskSpec.by_content`.
+    :param one_a_clip: as in `SoundForm`: the task protects single records.
     """
 
     def __init__(
@@ -83,8 +87,9 @@ class LocalData:
         arrivals: Callable[[Sequence[bytes]], list[int]] | None = None,
         held_out: float = 0.0,
         by_content: bool = False,
+        one_a_clip: bool = False,
     ) -> None:
-        self._by_content = by_content
+        self._by_content, self._one_a_clip = by_content, one_a_clip
         self._share = held_out
         self._held_out: Samples | None = None
         self._held_inputs: LabelledSamples | None = None
@@ -141,7 +146,7 @@ class LocalData:
         call."""
         if self._section.unlabelled is None:
             return None
-        samples = folder.load_unlabelled(Path(self._section.unlabelled), most=MOST_UNLABELLED, **_form(self._model))
+        samples = folder.load_unlabelled(Path(self._section.unlabelled), most=MOST_UNLABELLED, **self._form())
         inputs = inputs_of(samples, self._features, skipped=[])
         return_small_blocks()
         return inputs
@@ -155,7 +160,7 @@ class LocalData:
             samples, others = self._read(path, unfinished, skipped, window)
             if not len(samples) and not self._may_be_empty:
                 where, names = f"data.path = {str(path)!r}", ", ".join(self._model.class_names)
-                cure = f"; put images into {path}/CLASS/, the classes are {names}" * (self._section.kind == "folder")
+                cure = f"; put files into {path}/CLASS/, the classes are {names}" * (self._section.kind in FOLDERS)
                 left_out = f"; left out: {reasons(skipped)}" if skipped else ""
                 raise BadInput(f"{where} holds no samples that fit the task{left_out}{cure}")
         except (BadInput, OSError) as error:
@@ -180,7 +185,7 @@ class LocalData:
     ) -> tuple[Samples, int]:
         """Returns the samples of a window, or all, and the number of samples that arrived in other windows."""
         model = self._model
-        if self._section.kind == "folder":
+        if self._section.kind in FOLDERS:
             asked = {} if window is None else self._in_window(path, window, unfinished)
 
             def keep(file: Path) -> bool:  # a file that has just arrived or changed has no noted arrival: it waits
@@ -188,7 +193,7 @@ class LocalData:
                     return True
                 return asked.get(str(file), False) and _place_of(str(file)) in self._keys
 
-            samples, found = folder.scan_folder(path, lenient=True, unfinished=unfinished, keep=keep, **_form(model))
+            samples, found = folder.scan_folder(path, lenient=True, unfinished=unfinished, keep=keep, **self._form())
             skipped += found
             return samples, len(asked) - sum(asked.values())
         skips = skipped if os.path.isdir(path) or self._is_lenient else None
@@ -212,7 +217,7 @@ class LocalData:
         keys, known = dict[str, bytes](), self._keys
         self._keys = {}
         for file in set(files_below(path, data=path)) - set(unfinished):
-            if not file.lower().endswith(ENDINGS):
+            if not file.lower().endswith(ENDINGS_OF[self._section.kind]):
                 continue
             with suppress(OSError):
                 if (place := _place_of(file)) is not None:
@@ -220,10 +225,24 @@ class LocalData:
         arrived = self._arrivals(list(keys.values()))
         return {file: window.holds(at) for file, at in zip(keys, arrived, strict=True)}
 
+    def _form(self) -> folder.FileForm:
+        model, is_sound = self._model, self._section.kind == "sound"
+        if is_sound != bool(model.form.sample_rate):
+            needed = "sound" if model.form.sample_rate else "folder' of images, or a table, not 'sound"
+            raise BadInput(f"data.kind = {self._section.kind!r}: the task needs kind '{needed}'")
+        return {
+            "input_shape": model.image_shape,
+            "class_names": model.class_names,
+            "mean": model.mean,
+            "std": model.std,
+            "bit_depth": model.form.bit_depth or 8,
+            "sound": sound.SoundForm.of(model.form, one_a_clip=self._one_a_clip) if is_sound else None,
+        }
+
     def _none(self) -> Samples:
         model = self._model
         return Samples(
-            np.empty((0, *model.image_shape), np.uint8),
+            np.empty((0, *model.image_shape), np.int16 if model.form.sample_rate else np.uint8),
             model.targets.blank(0, len(model.class_names)),
             model.mean,
             model.std,
@@ -238,16 +257,6 @@ class LocalData:
             alone = "" if use.used else ", and this device takes part with noise alone"
             left_out = f"; {use.left_out} are left out: " if use.left_out else ": " if use.why else ""
             _log.warning("data.path = %r: %d samples are used%s%s%s", str(path), use.used, alone, left_out, use.why)
-
-
-def _form(model: ModelSpec) -> folder.ImageForm:
-    return {
-        "input_shape": model.image_shape,
-        "class_names": model.class_names,
-        "mean": model.mean,
-        "std": model.std,
-        "bit_depth": model.form.bit_depth or 8,
-    }
 
 
 def _warn_of_another_unit(samples: Samples, path: Path) -> None:
@@ -270,7 +279,7 @@ def zero_samples(model: ModelSpec, labels: np.ndarray) -> Samples | FeatureSampl
     if model.features is not None:
         blank = np.zeros((len(labels), model.features.count, 1, 1), np.float32)
         return FeatureSamples(blank, labels, model.targets, model.input_shape[0])
-    images = np.zeros((len(labels), *model.input_shape), np.uint8)
+    images = np.zeros((len(labels), *model.input_shape), np.int16 if model.form.sample_rate else np.uint8)
     return Samples(images, labels, model.mean, model.std, model.targets)
 
 

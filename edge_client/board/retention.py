@@ -24,14 +24,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hushfleet import atomic_file
-from hushfleet.data.walk import ENDINGS, named, walked
+from hushfleet.data.walk import ENDINGS_OF, named, walked
 from hushfleet.durations import duration_s
 from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.edge_client.storage.state_files import FEATURES, RETENTION
 from hushfleet.errors import StoreError
 
-_ENDINGS = {"folder": ENDINGS, "csv": (".csv",)}
-"""Only files with these endings are deleted, and only they are trained on."""
 LOOK_S = 3600.0
 DAY_S = 86400.0
 MIB = 1 << 20
@@ -165,7 +163,7 @@ class Retention:
                 for path in (os.path.join(top, name) for name in names if not name.startswith(".")):
                     with suppress(OSError):  # it was moved meanwhile
                         status = os.lstat(path)
-                        if stat.S_ISREG(status.st_mode) and path.lower().endswith(_ENDINGS[section.kind]):
+                        if stat.S_ISREG(status.st_mode) and path.lower().endswith(ENDINGS_OF[section.kind]):
                             found[path] = _File(status.st_ctime, path, status.st_size)
         held_out = os.path.realpath(section.held_out) if section.held_out else None
         return [file for file in found.values() if held_out is None or not Path(file.path).is_relative_to(held_out)]

@@ -77,13 +77,18 @@ def load_arrays(path: Path, model: ModelSpec, *, reading: Reading = STRICT) -> S
                 f"{path} lacks the array {min(missing)!r}; it needs {' and '.join(map(repr, sorted(needed)))}"
             )
         values = arrays[x]
+        clips = arrays.get("clips")
         labels = arrays[y] if y in arrays else model.targets.blank(len(values), len(model.class_names))
     by_type = "names" if labels.dtype.kind in "UO" and not reading.by_content else ""
     kind = (model.form.labels or by_type or "each") if y == "y" else by_type or "numbers"  # as a simulation writes them
     if reading.by_content and not (model.form.values or model.form.bit_depth):
         raise BadInput(f"{path}: {FORM_OF_ARRAYS}")
-    form = model.form if y == "y" else replace(model.form, layout="channels-first", bit_depth=0)
-    return _for_task(values, labels, replace(model, form=form), kind, (f"{path}: {x}", f"{path}: {y}"), reading)
+    # int16 is sound in a simulation's files alone: in others, one sample could change the type of all
+    form = replace(model.form, layout="channels-first", bit_depth=0)
+    form = replace(model.form, sample_rate=0, segment_s=0.0, hop_s=0.0) if y == "y" else form
+    where = f"{path}: {x}", f"{path}: {y}"
+    samples = _for_task(values, labels, replace(model, form=form), kind, where, reading)
+    return samples if clips is None or len(clips) != len(samples) else replace(samples, clips=clips)
 
 
 def load_csv(path: Path, model: ModelSpec, *, reading: Reading = STRICT, names: list[str] | None = None) -> Samples:

@@ -115,6 +115,7 @@ class LoadedTask:
             arrivals=store.arrived,
             held_out=spec.held_out,
             by_content=spec.by_content,
+            one_a_clip=spec.privacy.unit == "record",
         )
         self._metrics = None if simulation is None else metrics.MetricsFile.of(config, graph)
         self.trainer = Trainer(

@@ -23,6 +23,7 @@ import numpy as np
 
 from hushfleet.at_need import at_need
 from hushfleet.data.form import ANY_FORM, SampleForm
+from hushfleet.data.held_out import WITHOUT_TEST
 from hushfleet.data.labels import check_present, class_names_of, texts_of
 from hushfleet.data.measurements import check_names, check_spread, moments, warn_of_row_numbers
 from hushfleet.data.records import fitted, unmasked
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 else:
     partition = at_need("hushfleet.data.partition")
 
-HELD_OUT = 0.2  # share of the data, if there is no test part
 _ORDER_SEED = 0
 _UNREADABLE = (
     OSError, ValueError, TypeError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error,
@@ -168,7 +168,7 @@ class Data:
         if "test" not in made:
             strata = first.labels if targets.are_classes else np.zeros(len(first), np.int64)
             rng, is_test = np.random.Generator(np.random.PCG64(_ORDER_SEED)), np.zeros(len(first), bool)
-            is_test[partition.stratified_choice(strata, round(HELD_OUT * len(first)), rng)] = True
+            is_test[partition.stratified_choice(strata, round(WITHOUT_TEST * len(first)), rng)] = True
             made = {"train": first.take(np.flatnonzero(~is_test)), "test": first.take(np.flatnonzero(is_test))}
             owners = None if owners is None else owners[~is_test]
         test = made["test"]

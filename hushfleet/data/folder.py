@@ -1,4 +1,4 @@
-"""Reads a device's own data: one sub-folder of images for each class.
+"""Reads a device's own data: one sub-folder of images, or of clips of sound, for each class.
 
     data/
         cat/0001.jpg ...
@@ -24,8 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from hushfleet.data.form import one_form
+from hushfleet.data.held_out import WITHOUT_TEST
 from hushfleet.data.images import read_image, stacked, unit_pixels
+from hushfleet.data.partition import stratified_choice
 from hushfleet.data.samples import DataSet, Samples
+from hushfleet.data.sound import SoundForm
 from hushfleet.data.walk import check_name, files_below, named
 from hushfleet.errors import BadInput
 from hushfleet.progress import counted
@@ -33,43 +36,98 @@ from hushfleet.progress import counted
 if TYPE_CHECKING:
     from typing import NotRequired, Unpack
 
+_ORDER_SEED = 0
 _log = logging.getLogger(__name__)
 
 
-class ImageForm(TypedDict):
-    """The form of images that a model takes.
+class FileForm(TypedDict):
+    """The form of the samples that a model takes from files: of images, or of clips of sound.
 
     :param input_shape: (C, H, W); C is 1 (grey) or 3 (RGB).
     :param class_names: the meaning of labels 0, 1, ...; the names of the sub-folders.
-    :param mean: per channel, for pixels scaled to 0..1.
+    :param mean: per channel, for pixels scaled to 0..1, or sound to -1..1.
     :param std: per channel, likewise.
     :param bit_depth: as in `pixels_of`; left out, 8.
+    :param sound: of clips; None or left out: the files are images.
     """
 
     bit_depth: NotRequired[int]
+    sound: NotRequired[SoundForm | None]
     input_shape: tuple[int, int, int]
     class_names: Sequence[str]
     mean: Sequence[float]
     std: Sequence[float]
 
 
-def load_folder_set(path: Path, **form: Unpack[ImageForm]) -> DataSet:
-    """Reads `path/train/<class>/*` and `path/test/<class>/*` as the data set `folder`.
+def load_folder_set(path: Path, *, by_device: bool = False, **form: Unpack[FileForm]) -> DataSet:
+    """Reads `path/train/<class>/*` and `path/test/<class>/*` as a data set. Without `test/`, a fifth of the training
+    part is held out, which may also be in `path/<class>/*`.
 
     :param path: if it has only `test/`, the training part is empty: an aggregator in the field tests with public
         images and has no training images.
-    :raises BadInput: no `test/`, or `scan_folder` refuses one of the parts.
+    :param by_device: whether the training part is in `<device>/<class>/*`; the test part may be so, too.
+    :param form: without names of classes, they are those of the folders.
+    :raises BadInput: no such folders, or `scan_folder` refuses one of the parts.
     """
-    if not (path / "test").is_dir():
-        raise BadInput(f"{path} lacks the folder test/; put images into {path / 'test'}/<class>/, and train/ likewise")
-    test = load_folder(path / "test", **form)
-    train = load_folder(path / "train", **form) if (path / "train").is_dir() else test.take(slice(0, 0))
+    has_train, has_test = ((path / part).is_dir() for part in ("train", "test"))
+    first = path / "train" if has_train else path / "test" if has_test else path
+    if not (found := _folders(first)):
+        raise BadInput(f"{path} lacks the folder test/; put files into {path / 'test'}/<class>/, and train/ likewise")
+    if not form["class_names"]:
+        form["class_names"] = sorted({name for top in found for name in _folders(first / top)} if by_device else found)
+    form["class_names"] = tuple(map(one_form, form["class_names"]))
+    devices = tuple(found) if by_device else ()
+    whole, owners = _load_part(first, devices, form)
+    if has_train and has_test:
+        train, (test, test_owners) = whole, _load_part(path / "test", devices, form)
+    elif has_test:
+        train, test, test_owners = whole.take(slice(0, 0)), whole, None
+    else:
+        records, rng = whole.records[0], np.random.default_rng(_ORDER_SEED)
+        chosen = stratified_choice(whole.labels[records], round(WITHOUT_TEST * len(records)), rng)
+        is_test = np.isin(whole.records[1], chosen)
+        train, test, test_owners = whole.take(~is_test), whole.take(is_test), None
+        owners = None if owners is None else owners[~is_test]
     if len(train) and train.images.dtype != test.images.dtype:  # only one part has images with 16 bits
         train, test = (replace(part, images=unit_pixels(part.images)) for part in (train, test))
-    return DataSet("folder", train, test, tuple(form["class_names"]), has_test=len(train) > 0)
+    return DataSet(
+        "folder", train, test, tuple(form["class_names"]), owners, test_owners, (), has_train and has_test, devices
+    )
 
 
-def load_folder(path: Path, **form: Unpack[ImageForm]) -> Samples:
+def _folders(path: Path) -> list[str]:
+    """Returns the names of the sub-folders that are not hidden, sorted."""
+    found = path.iterdir() if path.is_dir() else ()
+    return sorted(each.name for each in found if each.is_dir() and not each.name.startswith((".", "__")))
+
+
+def _load_part(place: Path, devices: Sequence[str], form: FileForm) -> tuple[Samples, npt.NDArray[np.int64] | None]:
+    """Returns the samples of a part, and the device of each; None if they are in folders of classes.
+
+    :param devices: the names of all devices; -1 stands for another.
+    """
+    found = _folders(place)
+    if not devices or set(map(one_form, found)) <= set(form["class_names"]):
+        return load_folder(place, **form), None
+    parts = [load_folder(place / name, **form) for name in found]
+    number = {name: place for place, name in enumerate(devices)}
+    owners = np.repeat([number.get(name, -1) for name in found], list(map(len, parts))).astype(np.int64)
+    images = [each.images for each in parts]
+    same = images if len({each.dtype for each in images}) == 1 else list(map(unit_pixels, images))
+    clips, before = [], 0
+    for each in parts:
+        clips.append(each.records[1] + before)
+        before += len(each.records[0])
+    joined = replace(
+        parts[0],
+        images=np.concatenate(same),
+        labels=np.concatenate([each.labels for each in parts]),
+        clips=np.concatenate(clips) if form.get("sound") else None,
+    )
+    return joined, owners
+
+
+def load_folder(path: Path, **form: Unpack[FileForm]) -> Samples:
     """Reads a folder of images; logs one warning if files were skipped. See `scan_folder`."""
     samples, skipped = scan_folder(path, **form)
     if skipped:
@@ -83,9 +141,10 @@ def scan_folder(
     lenient: bool = False,
     unfinished: Collection[str] = (),
     keep: Callable[[Path], bool] = lambda file: True,
-    **form: Unpack[ImageForm],
+    **form: Unpack[FileForm],
 ) -> tuple[Samples, tuple[str, ...]]:
-    """Returns the readable images by class folder, then by file name, and `class/file: reason` for each other file.
+    """Returns the readable images or clips by class folder, then by file name, and `class/file: reason` for each other
+    file.
 
     :param path: has one sub-folder for each class; hidden files and folders are ignored, classes may be
         missing, and files outside a class folder count as skipped.
@@ -94,7 +153,7 @@ def scan_folder(
     :param keep: whether to read a file at all.
     :raises BadInput: no such folder, or, unless `lenient`, a sub-folder that is no class, or no readable image.
     """
-    input_shape, class_names = form["input_shape"], form["class_names"]
+    input_shape, class_names, what = form["input_shape"], form["class_names"], _noun(form)
     channels = input_shape[0]
     if channels not in (1, 3):
         raise BadInput(
@@ -104,7 +163,7 @@ def scan_folder(
     if not os.path.isdir(path):
         raise BadInput(f"the data folder {path} does not exist or is not a folder")
     label_of = {one_form(name): label for label, name in enumerate(class_names)}
-    images: list[npt.NDArray[Any]] = []
+    found: list[npt.NDArray[Any]] = []
     labels: list[int] = []
     skipped: list[str] = []
     for entry in sorted(path.iterdir()):
@@ -126,55 +185,68 @@ def scan_folder(
                 f"the classes are {', '.join(class_names)}"
             )
         files = sorted(Path(file) for file in files_below(entry, data=path) if file not in unfinished)
-        for file in counted(files, f"reading images of {entry.name}", total=len(files)):
+        for file in counted(files, f"reading {what}s of {entry.name}", total=len(files)):
             if any(part.startswith(".") for part in file.relative_to(entry).parts) or not keep(file):
                 continue
-            image = _read(file, form)
-            if isinstance(image, str):
-                skipped.append(f"{file.relative_to(path).as_posix()}: {image}")
+            one = _read(file, form)
+            if isinstance(one, str):
+                skipped.append(f"{file.relative_to(path).as_posix()}: {one}")
             else:
-                images.append(image)
+                found.append(one)
                 labels.append(label)
-    if not images and not lenient:
+    if not found and not lenient:
         raise BadInput(
-            f"{path} holds no readable image in a class folder"
+            f"{path} holds no readable {what} in a class folder"
             + (f"; of {len(skipped)} files none can be used: {named(skipped)}" if skipped else "")
-            + f"; put images into {path}/<class>/, the classes are {', '.join(class_names)}"
+            + f"; put {what}s into {path}/<class>/, the classes are {', '.join(class_names)}"
         )
-    return _samples(images, labels, form), tuple(skipped)
+    return _samples(found, labels, form), tuple(skipped)
 
 
-def load_unlabelled(path: Path, *, most: int, **form: Unpack[ImageForm]) -> Samples:
-    """Returns the readable images in a folder and its sub-folders, and logs the others. All labels are 0, without a
-    meaning.
+def load_unlabelled(path: Path, *, most: int, **form: Unpack[FileForm]) -> Samples:
+    """Returns the readable images or clips in a folder and its sub-folders, and logs the others. All labels are 0,
+    without a meaning.
 
     :param most: the maximum number of files to read, evenly spaced in the order of their names.
     """
     files = [file for file in sorted(map(Path, files_below(path, data=path))) if not file.name.startswith(".")]
     chosen = [files[place * len(files) // most] for place in range(most)] if len(files) > most else files
-    images, skipped = list[npt.NDArray[Any]](), list[str]()
-    for file in counted(chosen, "reading unlabelled images", total=len(chosen)):
-        image = _read(file, form)
-        if isinstance(image, str):
-            skipped.append(f"{file.relative_to(path).as_posix()}: {image}")
+    found, skipped = list[npt.NDArray[Any]](), list[str]()
+    for file in counted(chosen, f"reading unlabelled {_noun(form)}s", total=len(chosen)):
+        one = _read(file, form)
+        if isinstance(one, str):
+            skipped.append(f"{file.relative_to(path).as_posix()}: {one}")
         else:
-            images.append(image)
+            found.append(one)
     if skipped:
         _log.warning("%d unlabelled files in %s are left out: %s", len(skipped), path, named(skipped))
-    return _samples(images, [0] * len(images), form)
+    return _samples(found, [0] * len(found), form)
 
 
-def _samples(images: Sequence[npt.NDArray[Any]], labels: Sequence[int], form: ImageForm) -> Samples:
-    pixels = stacked(images) if images else np.empty((0, *form["input_shape"]), np.uint8)
+def _noun(form: FileForm) -> str:
+    return "clip" if form.get("sound") else "image"
+
+
+def _samples(found: Sequence[npt.NDArray[Any]], labels: Sequence[int], form: FileForm) -> Samples:
+    """:param found: an image `[C, H, W]`, or the segments of a clip `[m, T]`, of each file."""
     mean, std = (tuple(map(float, given)) for given in (form["mean"], form["std"]))
-    return Samples(pixels, np.array(labels, np.int64), mean, std)
+    each = np.array(labels, np.int64)
+    if form.get("sound"):
+        counts, none = list(map(len, found)), np.empty((0, form["input_shape"][2]), np.int16)
+        pcm, clips = np.concatenate([none, *found])[:, None, None], np.repeat(np.arange(len(found)), counts)
+        return Samples(pcm, np.repeat(each, counts), mean, std, clips=clips)
+    pixels = stacked(found) if found else np.empty((0, *form["input_shape"]), np.uint8)
+    return Samples(pixels, each, mean, std)
 
 
-def _read(file: Path, form: ImageForm) -> npt.NDArray[Any] | str:
-    """Returns the image, or a text that says why it cannot be read."""
+def _read(file: Path, form: FileForm) -> npt.NDArray[Any] | str:
+    """Returns the image, or the segments of the clip, or a text that says why it cannot be read."""
     if os.path.isdir(file):
         return "a link to a folder that is read elsewhere"
     try:
+        if (sound := form.get("sound")) is not None:
+            check_name(file.name, "sound")
+            return sound.segments(file, form["input_shape"][2])
         check_name(file.name)
         return read_image(file, input_shape=form["input_shape"], bit_depth=form.get("bit_depth", 8))
     except (BadInput, MemoryError) as error:  # the file's header decides how much memory is needed

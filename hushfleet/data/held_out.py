@@ -1,4 +1,5 @@
-"""Chooses the samples of a device that are never used in training, each by its content alone.
+"""Chooses the samples of a device that are never used in training, each by its content alone; all segments of a clip
+together, by the content of the clip.
 
 So a sample stays in its part when other samples are added or removed, or when its label is corrected, in every round of
 every task with the same form of the sample.
@@ -12,6 +13,9 @@ import numpy as np
 
 from hushfleet.data.samples import Samples
 
+WITHOUT_TEST = 0.2
+"""The share of the user's own data that is held out, if they have no test part."""
+
 
 def is_held_out(samples: Samples, share: float, *, are_all: bool = True) -> np.ndarray:
     """Chooses samples, bool `[n]`: about `share` of them.
@@ -22,11 +26,12 @@ def is_held_out(samples: Samples, share: float, *, are_all: bool = True) -> np.n
     :param are_all: whether these are always all samples of the device. If they may come from one window only, chance
         alone decides, so that no sample changes its part.
     """
-    if not share or (are_all and len(samples) < 2):
+    first, number = samples.records
+    if not share or (are_all and len(first) < 2):
         return np.zeros(len(samples), bool)
+    places = _places(samples.images, number)
     if not are_all:
-        return chosen_by_content(samples.images, share)
-    places = _places(samples.images)
+        return places < share
     chosen = places < share
     if not chosen.any():
         chosen = places == places.min()  # all of several equal images
@@ -37,17 +42,19 @@ def is_held_out(samples: Samples, share: float, *, are_all: bool = True) -> np.n
 
 def chosen_by_content(images: np.ndarray, share: float) -> np.ndarray:
     """Chooses samples, bool `[n]`, each by its own content alone."""
-    return _places(images) < share
+    return _places(images, np.arange(len(images))) < share
 
 
-def _places(images: np.ndarray) -> np.ndarray:
-    """Returns a hash of each image as float64 `[n]`, in [0, 1)."""
-    return np.array([_place(image) for image in images], np.float64)
+def _places(images: np.ndarray, number: np.ndarray) -> np.ndarray:
+    """Returns a hash of each image's record as float64 `[n]`, in [0, 1).
 
-
-def _place(image: np.ndarray) -> float:
-    digest = hashlib.blake2b(np.ascontiguousarray(image).tobytes(), digest_size=8, person=b"hushfleet held")
-    return int.from_bytes(digest.digest(), "big") / 2.0**64
+    :param number: the number of each image's record, from 0.
+    """
+    hashes = [hashlib.blake2b(digest_size=8, person=b"hushfleet held") for _ in range(number.max(initial=-1) + 1)]
+    for image, record in zip(images, number.tolist(), strict=True):
+        hashes[record].update(np.ascontiguousarray(image).tobytes())
+    places = np.array([int.from_bytes(each.digest(), "big") / 2.0**64 for each in hashes], np.float64)
+    return places[number]
 
 
 def both_parts(samples: Samples, share: float, *, are_all: bool = True) -> tuple[Samples, Samples]:

@@ -164,7 +164,7 @@ def unmasked(values: Any, where: str) -> np.ndarray:
 def read_values(
     x: np.ndarray, where: str, form: SampleForm = ANY_FORM, *, shape: tuple[int, ...] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the samples, uint8 or float32 `[n, C, H, W]`, and whether each fits, bool `[n]`; the others are zeros.
+    """Returns the samples `[n, C, H, W]`, uint8, int16 or float32, and whether each fits, bool `[n]`; others are zeros.
 
     :param form: says whether values are pixels, of how many bits, and which axis the channels are.
     :param shape: (C, H, W), which the task takes; None: any.
@@ -174,6 +174,8 @@ def read_values(
     are_bytes = form.values == "pixels" or form.bit_depth == 8
     if x.dtype == np.uint8 and form.bit_depth <= 8:
         return np.ascontiguousarray(x if form.values in ("", "pixels") else x.astype(np.float32)), np.ones(len(x), bool)
+    if x.dtype == np.int16 and form.sample_rate:
+        return np.ascontiguousarray(x), np.ones(len(x), bool)
     values, most = as_float32(x), 2.0 ** (form.bit_depth or 8) - 1
     fits = np.isfinite(values).all((1, 2, 3))
     if are_bytes or form.bit_depth:

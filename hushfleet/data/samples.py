@@ -1,5 +1,5 @@
-"""Holds labelled samples in memory: images as bytes, converted to normalised float32 on request; sensor values as
-float32; or features.
+"""Holds labelled samples in memory: images as bytes and sound as int16, converted to normalised float32 on request;
+sensor values as float32; or features.
 
 CIFAR-10 takes 600 MB as float32 and 150 MB as bytes; a device's share of it is taken from the bytes.
 """
@@ -15,16 +15,21 @@ import numpy.typing as npt
 from hushfleet.data.targets import CLASSES, Targets
 from hushfleet.errors import BadInput, GraphRefused
 
+_UNITS = {np.dtype(np.uint8): 255, np.dtype(np.int16): 1 << 15, np.dtype(np.float32): 1}
+"""The stored value that stands for 1, by its type."""
+
 
 @dataclass(frozen=True, eq=False)
 class Samples:
     """Some labelled images, or other samples of one shape.
 
-    :param images: uint8 `[n, C, H, W]`, or float32 if the values are not bytes.
+    :param images: uint8 `[n, C, H, W]`, int16 of sound, or float32.
     :param labels: int64 `[n]`, 0 to classes - 1; or float32 `[n, outputs]`, in their own unit.
-    :param mean: per channel; for bytes, of values scaled to 0..1.
+    :param mean: per channel; for bytes, of values scaled to 0..1, for sound to -1..1.
     :param std: per channel, likewise; positive.
     :param targets: the kind of the labels.
+    :param clips: int64 `[n]`, the clip of each segment of sound: all segments of a clip are one record. None: each
+        sample is one.
     """
 
     images: npt.NDArray[Any]
@@ -32,11 +37,13 @@ class Samples:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     targets: Targets = CLASSES
+    clips: npt.NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
-        if self.images.dtype not in (np.uint8, np.float32) or self.images.ndim != 4:
+        if self.images.dtype not in _UNITS or self.images.ndim != 4:
             raise BadInput(
-                f"images must be uint8 or float32 [n, C, H, W], got {self.images.dtype} {list(self.images.shape)}"
+                f"images must be uint8, int16 or float32 [n, C, H, W], got {self.images.dtype} "
+                f"{list(self.images.shape)}"
             )
         dtype, axes = (np.int64, 1) if self.targets.are_classes else (np.float32, 2)
         if self.labels.dtype != dtype or self.labels.ndim != axes or len(self.labels) != len(self.images):
@@ -56,7 +63,8 @@ class Samples:
 
     @property
     def x(self) -> npt.NDArray[np.float32]:
-        """float32 `[n, C, H, W]`: (pixel / 255 - mean) / std, or (value - mean) / std. Not cached."""
+        """float32 `[n, C, H, W]`: (pixel / 255 - mean) / std, likewise with sound / 32768, or (value - mean) / std. Not
+        cached."""
         x = self.images.astype(np.float32)
         x *= self.scale[:, None, None]
         x -= self.shift[:, None, None]
@@ -64,8 +72,8 @@ class Samples:
 
     @property
     def kept(self) -> npt.NDArray[Any]:
-        """The stored values: `x` is `kept * scale - shift`."""
-        return self.images
+        """The stored values, uint8 or float32: `x` is `kept * scale - shift`."""
+        return self.images.astype(np.float32) if self.images.dtype == np.int16 else self.images
 
     @property
     def scale(self) -> npt.NDArray[np.float32]:
@@ -85,7 +93,7 @@ class Samples:
 
     @property
     def _unit(self) -> int:
-        return 255 if self.images.dtype == np.uint8 else 1
+        return _UNITS[self.images.dtype]
 
     @property
     def shift(self) -> npt.NDArray[np.float32]:
@@ -98,9 +106,22 @@ class Samples:
         """The target of the loss: the labels, scaled numbers, or the rows of `x`."""
         return self.targets.learned(self.labels, self.x if self.targets.are_inputs else self.kept)
 
+    @property
+    def records(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The first sample of each record, and the number of each sample's record, from 0."""
+        if self.clips is None:
+            return np.arange(len(self)), np.arange(len(self))
+        _, first, number = np.unique(self.clips, return_index=True, return_inverse=True)
+        return first, number
+
+    def of_records(self, chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Returns the samples of these records, ascending."""
+        return np.sort(chosen) if self.clips is None else np.flatnonzero(np.isin(self.records[1], chosen))
+
     def take(self, indices: npt.NDArray[np.integer[Any]] | slice) -> Samples:
         """Returns the samples at `indices`, in that order."""
-        return Samples(self.images[indices], self.labels[indices], self.mean, self.std, self.targets)
+        clips = None if self.clips is None else self.clips[indices]
+        return Samples(self.images[indices], self.labels[indices], self.mean, self.std, self.targets, clips)
 
 
 @dataclass(frozen=True, eq=False)

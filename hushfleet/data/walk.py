@@ -13,16 +13,21 @@ ENDINGS = (
     ".avif", ".bmp", ".gif", ".heic", ".heif", ".hif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png",
     ".pnm", ".ppm", ".tif", ".tiff", ".webp",
 )  # fmt: skip
-"""The endings of image files. Only files with one of them are trained on, and only they are deleted by `data.keep`."""
+"""The endings of image files."""
+SOUND_ENDINGS = (".aif", ".aiff", ".flac", ".mp3", ".oga", ".ogg", ".opus", ".wav")
+ENDINGS_OF = {"folder": ENDINGS, "sound": SOUND_ENDINGS, "csv": (".csv",)}
+"""The endings by the kind of data. Only files with one of them are trained on, and only they are deleted by
+`data.keep`."""
 
 MAX_NAMED = 5
 """The maximum number of skipped files that a warning names; it also gives the total count."""
 
 
-def check_name(name: str) -> None:
-    """Raises `BadInput` unless the name of a file has the ending of an image, in upper or lower case."""
-    if Path(name).suffix.lower() not in ENDINGS:
-        raise BadInput("its name has no ending of an image, such as .jpg or .png")
+def check_name(name: str, kind: str = "folder") -> None:
+    """Raises `BadInput` unless the name of a file has an ending of this kind of data, in upper or lower case."""
+    if Path(name).suffix.lower() not in ENDINGS_OF[kind]:
+        such = "sound, such as .wav or .flac" if kind == "sound" else "an image, such as .jpg or .png"
+        raise BadInput(f"its name has no ending of {such}")
 
 
 def named(skipped: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from hushfleet.data.form import ANY_FORM, SampleForm
+from hushfleet.data.form import ANY_FORM, MOST_STEPS, SampleForm
 from hushfleet.data.targets import CLASSES, Targets
 from hushfleet.errors import Malformed, TooLarge
 from hushfleet.params import MAX_PARAMS, ParamLayout, is_linear
@@ -62,7 +62,8 @@ StepSize = Annotated[float, Meta(ge=1e-9, le=16, description="in (0, 16], and at
 MAX_SIDE = 4096
 """The largest side of a sample, and the largest number of features."""
 Side = Annotated[int, Meta(ge=1, le=MAX_SIDE, description=f"a whole number from 1 to {MAX_SIDE}")]
-Shape = tuple[Side, Side, Side]
+Steps = Annotated[int, Meta(ge=1, le=MOST_STEPS, description=f"a whole number from 1 to {MOST_STEPS}")]
+Shape = tuple[Side, Side, Steps]
 """Channels, height, width of an image; (channels, 1, steps) of a series, (values, 1, 1) of a vector."""
 UNIT_NORM = "unit-norm"
 """The name of the features that only scale a sample to norm 1."""
@@ -145,6 +146,8 @@ class ModelSpec(Checked):
             fits = taken <= self.features.count and pixel == [1, 1]
             require(fits, "input_shape", self.input_shape, f"({self.features.count}, 1, 1) or less, as features are")
         require(len(set(self.class_names)) == len(self.class_names), "class_names", self.class_names[:8], "distinct")
+        sound = self.form.sound_shape
+        require(sound in (None, self.image_shape), "input_shape", self.image_shape, f"{sound}, as segments of sound")
         outputs = len(self.class_names)
         require(outputs > 1 or not self.targets.are_classes, "class_names", self.class_names, "at least two classes")
         require(len(self.targets.mean) in (0, outputs), "targets.mean", self.targets.mean, f"{outputs} values")

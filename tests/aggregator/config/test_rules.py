@@ -10,6 +10,7 @@ import pytest
 
 from hushfleet.aggregator.config import rules
 from hushfleet.aggregator.config.task import parse_task
+from hushfleet.data.form import SOUND_KEYS
 from hushfleet.errors import BadInput
 from hushfleet.methods import METHODS
 from hushfleet.rules import BrokenRule, check_rules
@@ -95,6 +96,8 @@ BREAKS: dict[str, dict[str, Any]] = {
     **{f"data.{key}_column-not-used": {**ARRAYS, f"data.{key}_column": "a"} for key in _COLUMNS},
     "data.layout-not-used": {"data.layout": "channels-last"},
     "data.bit_depth-not-used": {"data.bit_depth": 12},
+    **{f"data.{key}-not-used": {f"data.{key}": 1} for key in SOUND_KEYS},
+    "data.sound-has-its-shape": {"data.name": "sound", "data.input_shape": [1, 1, 8000]},
     "data.labels-not-used": {"data.labels": "names"},
     "data.values-not-used": {"data.values": "pixels"},
     "round.trim-needs-trimmed-mean": {"round.trim": 0.1},

@@ -13,7 +13,7 @@ import hushfleet
 from hushfleet.aggregator.config.notes import notes_of
 from hushfleet.aggregator.config.sections import DataSetName, Partition
 from hushfleet.aggregator.config.task import Task, load_task, parse_task
-from hushfleet.data.form import OWN_DATA
+from hushfleet.data.form import OWN_DATA, SOUND_SETS
 from hushfleet.data.partition import KINDS
 from hushfleet.data.sets import SOURCES, load
 from hushfleet.errors import BadInput, HushfleetError
@@ -190,7 +190,7 @@ def test_what_the_hush_examples_say_about_secure_aggregation() -> None:
 
 
 def test_lists_of_names_are_those_of_the_data_package() -> None:
-    assert set(get_args(DataSetName)) == {*SOURCES, *OWN_DATA}
+    assert set(get_args(DataSetName)) == {*SOURCES, *SOUND_SETS, *OWN_DATA}
     assert set(get_args(Partition)) == {*KINDS, "given"}
 
 

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from hushfleet.data.conversion import as_data
-from hushfleet.data.folder import ImageForm, load_folder, load_unlabelled, scan_folder
+from hushfleet.data.folder import FileForm, load_folder, load_unlabelled, scan_folder
 from hushfleet.data.samples import Samples
 from hushfleet.errors import BadInput
 from support.image_files import others_than_files
 from support.images import save_folder
 
 CLASSES = ("cat", "dog", "fish")
-FORM: ImageForm = {"input_shape": (1, 4, 4), "class_names": CLASSES, "mean": (0.0,), "std": (1.0,)}
+FORM: FileForm = {"input_shape": (1, 4, 4), "class_names": CLASSES, "mean": (0.0,), "std": (1.0,)}
 
 
 def scan(path: Path, shape: tuple[int, int, int] = (3, 4, 6), bit_depth: int = 8):

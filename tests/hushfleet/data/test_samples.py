@@ -49,7 +49,7 @@ def test_a_data_set_answers_from_its_training_part() -> None:
 @pytest.mark.parametrize(
     ("images", "labels", "mean", "std", "reason"),
     [
-        (np.zeros((1, 1, 2, 2), np.float64), np.zeros(1, np.int64), (0.0,), (1.0,), "uint8 or float32"),
+        (np.zeros((1, 1, 2, 2), np.float64), np.zeros(1, np.int64), (0.0,), (1.0,), "uint8, int16 or float32"),
         (np.zeros((1, 2, 2), np.uint8), np.zeros(1, np.int64), (0.0,), (1.0,), r"\[n, C, H, W\]"),
         (np.zeros((2, 1, 2, 2), np.uint8), np.zeros(1, np.int64), (0.0,), (1.0,), "one for each image"),
         (np.zeros((1, 1, 2, 2), np.uint8), np.zeros(1, np.int32), (0.0,), (1.0,), "int64"),
