@@ -31,6 +31,17 @@ class Graph:
         self.nodes.append(helper.make_node(operator, inputs, [name], **attributes))
         return name
 
+    def copy(self, node: onnx.NodeProto, names: dict[str, str]) -> str:
+        """Adds a node of another graph with one result, and returns the result's name.
+
+        :param names: its inputs' names here.
+        """
+        copied, name = onnx.NodeProto(), f"v{len(self.nodes)}"
+        copied.CopyFrom(node)
+        copied.name, copied.input[:], copied.output[:] = "", [names[each] for each in node.input], [name]
+        self.nodes.append(copied)
+        return name
+
     def to_bytes(self, result: str, image_shape: tuple[int, int, int], count: int) -> bytes:
         """Returns the ONNX file in which `result` is called `features`."""
         empty = to_model(helper.make_graph([], "features", [], []))

@@ -33,7 +33,7 @@ def _error(check: Callable[[], object]) -> dict[str, object]:
 
 def _have_fixed_layers(model: Any) -> bool:
     features = model.features
-    return model.share == "head" or (features is not None and ":" in features and not features.endswith(".onnx"))
+    return model.share == "head" or (features is not None and features.startswith(("torchvision:", "timm:")))
 
 
 MODEL: Rules = {

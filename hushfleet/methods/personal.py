@@ -28,6 +28,8 @@ class Personal:
     """Whether all devices start from the global model's entries. Derived classes must set it themselves."""
     reads_own: ClassVar[bool] = False
     """Whether a round may use the personalized model of the last one. Its hooks say so for a class that does not."""
+    remembers_sent: ClassVar[bool] = False
+    """Whether `remember` uses what was sent; it counts as used if the class that overrides `remember` does not say."""
 
     @property
     def same_for_all(self) -> bool:

@@ -50,6 +50,8 @@ def _reason_of_records(method: Method, privacy: PrivacySpec, config: TrainingCon
 def _reason(method: Method) -> str:
     if not method.personal.same_for_all:
         return "all devices send the same entries, and with this method each has a mask of its own"
+    if method.remembers_sent:
+        return "no later update may contain a device's part of the noise, and here devices remember what they sent"
     if method.server.weighs:
         return "an update that nobody sees cannot be weighed, and this method's server weighs them"
     if any(isinstance(stage, NumberReport) for stage in method.stages):

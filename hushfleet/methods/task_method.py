@@ -158,11 +158,11 @@ class TaskMethod:
     def multiplier_release(self, terms: RoundTerms, *, participants: int) -> float:
         """Returns the noise multiplier of one round against anyone who sees only the aggregate.
 
-        It is only the device's own multiplier if the aggregate is no plain sum, and under `strict` if a coordinate may
-        have only one sender.
+        It is only the device's own multiplier if the aggregate is no plain sum, if later updates contain the noise of
+        this one, which then hides no other device, and under `strict` if a coordinate may have only one sender.
         """
         alone = not self.parts.personal.same_for_all and self.privacy.is_strict
-        if self.server.weighs or alone:
+        if self.server.weighs or alone or self.parts.remembers_sent:
             return self.charge(terms).noise_multiplier
         return self.cost(terms).multiplier_release(participants)
 
@@ -221,8 +221,7 @@ class TaskMethod:
         """Returns the state for the next round.
 
         :param trained: the device's personalized model `[..., d]`.
-        :param sent: `[..., d]`, exactly what the aggregator decodes; in secure aggregation what the update adds to the
-            sum, or zeros unless `Method.remembers_sent`.
+        :param sent: `[..., d]`, exactly what the aggregator decodes; zeros in secure aggregation.
         """
         from hushfleet.methods.state import DeviceState
 

@@ -23,6 +23,7 @@ from hushfleet.models.features.backbone import FeatureExtractor
 from hushfleet.models.features.filters import Filters
 from hushfleet.models.features.hidden import hidden_graph
 from hushfleet.models.features.scattering import Scattering
+from hushfleet.models.features.speech import Speech
 from hushfleet.models.features.unit_norm import UnitNorm
 from hushfleet.models.features.whitening import Whitening
 from hushfleet.models.model import Model
@@ -40,9 +41,10 @@ else:  # with PyTorch, which takes seconds to import, and kept features need non
     checks = at_need("hushfleet.models.checks")
 
 _PACKAGES = ("torch", "onnx", "onnxruntime", "numpy")
-_CODE = ("../onnx_nodes", "filters", "hidden", "pretrained", "scattering", "synthetic", "unit_norm", "whitening")
+_CODE = ("../onnx_nodes", "filters", "hidden", "log_mel", "pretrained", "scattering", "speech", "synthetic")
+_CODE += ("unit_norm", "whitening")
 
-RawFeatures = Filters | Scattering
+RawFeatures = Filters | Scattering | Speech
 """Features before whitening: the same function in PyTorch and as ONNX nodes, and the images to fit the whitening."""
 _BATCH = 100
 
@@ -75,7 +77,8 @@ def _whitened(name: str, kind: type[RawFeatures]) -> Features:
     def make(asked: Asked) -> FeatureExtractor:
         raw = kind(asked.image_shape)
         graph = _kept(lambda: make_graph(raw, fit(raw)), repr(raw), asked.cache_dir)
-        return FeatureExtractor(asked.image_shape, graph, raw.kept + 1, raw.kept + 1, has_order=True)
+        about = raw.about if isinstance(raw, Speech) else ""
+        return FeatureExtractor(asked.image_shape, graph, raw.kept + 1, raw.kept + 1, has_order=True, about=about)
 
     return Features(name, name.__eq__, make)
 
@@ -98,6 +101,7 @@ def _pretrained(asked: Asked) -> FeatureExtractor:
 FEATURES = (
     _whitened("filters", Filters),
     _whitened("scattering", Scattering),
+    _whitened("sound:speech", Speech),
     Features(UNIT_NORM, UNIT_NORM.__eq__, _unit_norm),
     Features("torchvision:NAME", lambda name: name.startswith(pretrained.TORCHVISION), _pretrained),
     Features("timm:NAME", lambda name: name.startswith(pretrained.TIMM), _pretrained),

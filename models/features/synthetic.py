@@ -54,6 +54,50 @@ def mixed(count: int, image_shape: tuple[int, int, int]) -> np.ndarray:
     return np.concatenate(coloured)
 
 
+def speech(count: int, length: int, rate: int) -> np.ndarray:
+    """Returns float64 `[count, length]` in -1..1: syllables, each a burst of noise and a vowel, in noise.
+
+    :param rate: samples a second.
+    """
+    rng = np.random.default_rng(SEED)
+    clips = np.zeros((count, length))
+    for clip in clips:
+        pitch, tract, place = rng.uniform(80, 280), rng.uniform(0.85, 1.2), rng.uniform(0, 0.3) * length
+        for part in range(2 * rng.integers(1, 4)):
+            size = int(rate * (rng.uniform(0.08, 0.3) if part % 2 else rng.uniform(0.02, 0.15)))
+            sound = _phone(size, rate, part % 2 * pitch * rng.uniform(0.8, 1.25), tract, rng)
+            here = clip[int(place) :][:size]
+            here += sound[: len(here)] * (1 if part % 2 else 10 ** rng.uniform(-1.5, 0))
+            place += 0.75 * size
+        hum = np.cumsum(rng.standard_normal(length))
+        noise = rng.standard_normal(length) + (hum - hum.mean()) / hum.std()
+        clip += clip.std() * 10 ** rng.uniform(-1.5, 0) * noise / noise.std()
+        clip *= 10 ** rng.uniform(-1, 0) / np.abs(clip).max()
+    return clips
+
+
+def _phone(size: int, rate: int, pitch: float, tract: float, rng: np.random.Generator) -> np.ndarray:
+    """Returns float64 `[size]` with deviation 1: a voice's pulses, or noise if `pitch` is 0, between two random sets of
+    formants.
+
+    :param tract: the factor of all formants.
+    """
+    ramp, hertz = np.linspace(0, 1, size), np.fft.rfftfreq(size, 1 / rate)
+    if pitch:
+        source = np.diff(np.floor(np.cumsum(pitch * (1 + rng.uniform(-0.2, 0.2) * ramp)) / rate), prepend=0)
+        low, high, widths, tilt = (250, 800, 2200, 3700), (900, 2500, 3300, 3701), (60, 90, 150, 200), 1 + hertz / 800
+    else:
+        source, tilt = rng.standard_normal(size), np.ones_like(hertz)
+        low, high, widths = (1000, 1000), (6000, 6000), (500, 1000)
+    made = np.zeros(size)
+    for weight in (1 - ramp, ramp):
+        formants = tract * rng.uniform(low, high)
+        curves = (0.6**n / np.hypot((hertz - f) / w, 1) for n, (f, w) in enumerate(zip(formants, widths, strict=True)))
+        made += weight * np.fft.irfft(np.fft.rfft(source) * sum(curves) / tilt, size)
+    shaped: np.ndarray = made * np.sqrt(np.sin(np.pi * ramp))
+    return shaped / shaped.std()
+
+
 def _noise(side: int, exponents: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Returns float64 `[n, side, side]` with mean 0, deviation 1, and amplitudes falling as 1/f^exponent `[n]`."""
     frequency = np.hypot(*np.meshgrid(*2 * [np.fft.fftfreq(side)]))

@@ -107,33 +107,6 @@ def test_vectors_travel_as_the_model_does(tmp_path: Path, finish: Any) -> None:
     np.testing.assert_array_equal(published(live.folder, 3), published(fast, 3))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "server", "own"), [("scaffold", "control", "control"), ("feddyn", "h", "gradient")])
-def test_in_a_secure_sum_the_servers_vector_is_still_the_mean_of_the_devices(
-    tmp_path: Path, name: str, server: str, own: str
-) -> None:
-    """A device remembers what it added, with its part of the noise, which nobody else sees."""
-    devices, method = 8, {"name": name, "optimizer": "sgd", "learning_rate": 0.5, "local_steps": 2}
-    task = {
-        **TASK,
-        "method": method,
-        "privacy": {"accounting": "secure", "honest_fraction": 1.0, "noise_multiplier": 4.0, "clip_norm": 1.0},
-        "data": {**TASK["data"], "devices": devices},
-        "round": {"rounds": 3, "min_updates": devices},
-        "wire": {"downlink": "full"},
-    }
-    folder = RunFolder(hf.simulate(task, out=tmp_path / "a", local_only=False, quiet=True, workers=1).folder)
-    with AggregatorStore(folder.aggregator, durable=False) as store:
-        found = server_state_from_bytes(store.get("server_state") or b"")[server]
-    spec = LoadedRun(folder.path, "onnx").spec
-    kept = []
-    for index in range(devices):
-        with store_of(folder, f"device-{index}") as device:
-            kept.append(device.load_state(spec.task).private[own])
-    mean = np.mean(kept, axis=0)
-    assert np.linalg.norm(found - mean) <= 1e-4 * np.linalg.norm(mean)
-
-
 def test_feddyn_needs_no_vector(tmp_path: Path) -> None:
     """Acar et al.: "Federated Learning Based on Dynamic Regularization", ICLR 2021, Algorithm 1."""
     method = {key: value for key, value in TASK["method"].items() if key != "server_learning_rate"}

@@ -14,7 +14,8 @@ DP-FL of the paper's tables is `decay = 1` without preferences; DP-FedProx is th
 
 Reading: the score of the step's length is 2 (1 - g_t / g_max), at most 1: "the opposite of the ratio plus 1", "limited
 to no more than 100 %". Signs and brackets of the formula are missing in the available copy. `step_score = "plain"` is
-1 - g_t / g_max, the words without the 2. g_max is the largest step so far, as in the formula; the text once mentions
+1 - g_t / g_max, the words without the 2; `"clamped"` is 2 (1 - 2 g_t / g_max) between 0 and 1, which has a place for
+each symbol that is printed. g_max is the largest step so far, as in the formula; the text once mentions
 a mean.
 Reading: the third weight is 25 in the formula and 35 in the text; only 25 makes the weights add up to 100.
 Reading: the accuracy's condition sums four accuracies and divides by five; the missing one of round t - 2 is added,
@@ -63,7 +64,9 @@ from hushfleet.wire.format.spec import PrivacySpec
 
 STEP_WEIGHT, LOSS_WEIGHT, ACCURACY_WEIGHT, ROUND_WEIGHT = 35.0, 20.0, 25.0, 20.0
 PASS_MARK = 50.0
-StepScore = Literal["doubled", "plain"]
+StepScore = Literal["doubled", "plain", "clamped"]
+_STEP_SCORES = {"doubled": (2, 1), "plain": (1, 1), "clamped": (2, 2)}
+"""a and b of a score a (1 - b g_t / g_max)."""
 _ACCURACIES = 5
 
 
@@ -74,7 +77,7 @@ class APDPFLConfig(TrainingConfig):
     :param decay: p, the factor of sigma after a round with a score above 50; 1 keeps sigma.
     :param server_learning_rate: eta of Algorithm 1, line 10.
     :param mu: weight of a proximal term, for the paper's DP-FedProx.
-    :param step_score: how the length of a step counts in the score: `doubled`, at most 1, or `plain`.
+    :param step_score: how the length of a step counts in the score: `doubled`, at most 1, `plain`, or `clamped`.
     :param subset_size: d of Algorithm 2: number of records that are clipped together.
     :param max_preference: a device may add up to this many times the standard noise; the aggregator refuses more,
         because the larger the declared noise is, the farther an update may move the model.
@@ -162,8 +165,9 @@ def score_of(
     :param step: length of the global model's step divided by the longest one so far.
     :param progress: t / T.
     """
+    whole, fall = _STEP_SCORES[step_score]
     return (
-        STEP_WEIGHT * min((2 if step_score == "doubled" else 1) * (1 - step), 1.0)
+        STEP_WEIGHT * min(max(whole * (1 - fall * step), 0.0), 1.0)
         + LOSS_WEIGHT * loss_rose
         + ACCURACY_WEIGHT * accuracy_fell
         + ROUND_WEIGHT * min(2 * progress, 1.0)

@@ -7,7 +7,8 @@ Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama: "Federated Learning Ba
              g_k <- g_k - alpha (theta_k - theta^t-1)
     server   h <- h - alpha/m sum_P (theta_k - theta^t-1);    theta^t = 1/|P| sum_P theta_k - h / alpha
 
-Privacy: h follows from the mean of what was sent, and g_k never leaves the device.
+Privacy: h follows from the mean of what was sent, and g_k never leaves the device. Later updates contain its noise, so
+it hides no other device: secure aggregation refuses the method.
 
 Reading: the argmin is a local training of `local_epochs` or `local_steps`, as in the paper's experiments.
 Reading: both sides compute from what was sent, so that h is the mean of all g_k; with noise g_k has that of alpha s_k.

@@ -34,6 +34,7 @@ class ByFisher(Personal):
     :param from_updates: squares of the last update replace Fisher values.
     """
 
+    remembers_sent = False
     threshold: float
     by: Literal["tensor", "layer"] = "tensor"
     how: Normalisation = "min-max"

@@ -9,6 +9,7 @@ learning rate l, and s_i the y_i - x that the device sends:
 
 Privacy: the change of a device's control, c_i new - c_i old = -c - s_i / (K l), follows from c and s_i, which the
 server has. So the update alone is sent, clipped, noised and charged once; c goes to the devices with the global model.
+Later updates contain the noise of s_i, so it hides no other device: secure aggregation refuses the method.
 
 Reading: K is the same on all devices; it may not depend on their samples, because the server computes with it.
 Reading: both sides compute controls from what was sent: c is the mean of all c_i, and c_i has the noise of s_i / (K l).

@@ -62,8 +62,8 @@ StepSize = Annotated[float, Meta(ge=1e-9, le=16, description="in (0, 16], and at
 MAX_SIDE = 4096
 """The largest side of a sample, and the largest number of features."""
 Side = Annotated[int, Meta(ge=1, le=MAX_SIDE, description=f"a whole number from 1 to {MAX_SIDE}")]
-Steps = Annotated[int, Meta(ge=1, le=MOST_STEPS, description=f"a whole number from 1 to {MOST_STEPS}")]
-Shape = tuple[Side, Side, Steps]
+StepCount = Annotated[int, Meta(ge=1, le=MOST_STEPS, description=f"a whole number from 1 to {MOST_STEPS}")]
+Shape = tuple[Side, Side, StepCount]
 """Channels, height, width of an image; (channels, 1, steps) of a series, (values, 1, 1) of a vector."""
 UNIT_NORM = "unit-norm"
 """The name of the features that only scale a sample to norm 1."""

@@ -47,9 +47,11 @@ _MEASURED = {
     "accuracy_global": "the global model",
     "round_time": METRICS["round_time"],
 }
-_MAY_STAND_ABOVE = ("data", "reading", "at", "seeds", "ε server", "ε release", "why")
+_MAY_STAND_ABOVE = ("data", "reading", "at", "seeds", "ε server", "ε median", "ε release", "equal privacy", "why")
+_ALIKE = 1.05
+"""Epsilons of methods at equal privacy differ by this factor at most."""
 _CLAIMS = ["claim", "holds?", "numbers", "seeds", "what stands in the way"]
-_COUNTS = ["numbers printed", "run", "reproduced", "order only", "not"]
+_COUNTS = ["numbers printed", "run", "reproduced", "order only", "not", "not testable"]
 
 
 class ReproductionReport:
@@ -222,7 +224,7 @@ def _each_run_once(places: pd.DataFrame) -> pd.DataFrame:
 
 def _lines(recipe: Recipe, places: pd.DataFrame) -> tuple[str, str, list[str]]:
     """Returns the values that all lines share, a line for each place, and the sentences to which `why` has numbers."""
-    rows, sentences = [], dict[str, int]()
+    rows, sentences, paid = [], dict[str, int](), _paid(places)
     for place in _each(places):
         here = {name: getattr(place, name) for name in ("group", "row", "column", "reading")}
         reasons = [each.why for each in recipe.specials if each.why and each.applies(**here)]
@@ -236,9 +238,13 @@ def _lines(recipe: Recipe, places: pd.DataFrame) -> tuple[str, str, list[str]]:
                 "method": place.method,
                 "paper": "" if math.isnan(place.paper) else f"{place.paper:.2f}",
                 "ours": _mean_and_spread(place),
-                "seeds": f"{len(place.seeds)}, {place.stale} stale" if place.stale else len(place.seeds),
+                "seeds": f"{len(place.seeds)}{_older(place)}",
                 "ε server": server,
+                "ε median": ""
+                if math.isnan(place.median) or place.median == place.epsilon_server
+                else f"{place.median:.3g}",
                 "ε release": release,
+                "equal privacy": _is_equal(place, paid),
                 "verdict": "" if math.isnan(place.paper) else place.verdict or ("outside" if place.outside else "open"),
                 "why": ", ".join(str(sentences.setdefault(each, len(sentences) + 1)) for each in reasons),
             }
@@ -247,6 +253,22 @@ def _lines(recipe: Recipe, places: pd.DataFrame) -> tuple[str, str, list[str]]:
     same = [name for name in _MAY_STAND_ABOVE if lines[name].nunique() == 1]
     shared = "; ".join(f"{name}: {lines[name].iloc[0]}" for name in same if lines[name].iloc[0])
     return f"{shared}." if shared else "", markdown(_named_once(lines.drop(columns=same))), list(sentences)
+
+
+def _paid(places: pd.DataFrame) -> dict[Any, list[float]]:
+    """Returns what the private methods of each column pay, those whose values are all noised."""
+    paid = defaultdict[Any, list[float]](list)
+    for place in _each(places[places.private.astype(bool)]):
+        paid[place.group, place.reading, place.column].append(place.epsilon_server)
+    return paid
+
+
+def _is_equal(place: Any, paid: dict[Any, list[float]]) -> str:
+    """Says whether a private method pays what the others of its column pay; empty if it stands alone there."""
+    those = paid[place.group, place.reading, place.column]
+    if not place.private or len(those) < 2:
+        return ""
+    return "yes" if max(those) <= _ALIKE * min(those) else "no"
 
 
 def write_report(kept: Kept, page: Path) -> ReproductionReport:
@@ -313,6 +335,11 @@ def _mean_and_spread(place: Any, places: int = 2) -> str:
     return f"{place.ours:.{places}f}" + (f" ±{place.spread:.{places}f}" if len(place.seeds) > 1 else "")
 
 
+def _older(place: Any) -> str:
+    """Returns the mark of places with cells that older code has run."""
+    return "*" * bool(place.stale)
+
+
 def _side_by_side(places: pd.DataFrame) -> tuple[str, str]:
     """Returns a table without printed numbers, and the text above it: one line per row, best first; one column per
     group and column."""
@@ -320,7 +347,7 @@ def _side_by_side(places: pd.DataFrame) -> tuple[str, str]:
 
     def word(place: Any) -> str:
         fewer = f" ({len(place.seeds)})" if 0 < len(place.seeds) < most else ""
-        return _mean_and_spread(place, 1) + fewer + " stale" * bool(place.stale)
+        return _mean_and_spread(place, 1) + fewer + _older(place)
 
     columns = {
         f"{block.title.iloc[0]}, {at}": lines.set_index("method")

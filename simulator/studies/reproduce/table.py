@@ -18,7 +18,7 @@ NOT_RUN = "not run yet"
 _PLACE = ["block", "group", "reading", "row", "column", "nth", "title", "metric"]
 _NOT_IN_JSON = [
     *("block", "group", "reading", "nth", "title", "metric", "data", "meaning", "only_order", "other_data"),
-    *("method", "at", "runs", "least_server", "least_release"),
+    *("method", "at", "runs", "least_server", "least_release", "private"),
 ]
 
 
@@ -29,13 +29,13 @@ class PaperTable:
     :param places: a line for each row and column of the paper's table, under each reading of each group; both together
         are a `block` (its number; `title`). Accuracies are in percent, None or NaN if there is no number: `paper`,
         `ours` (mean over seeds), `spread` (standard deviation, with two seeds or more), `difference`, `values` (by
-        seed), `seeds` (the finished ones out of `asked`), `stale` (how many of
-        them older code has run), `runs` (their digests), `chance` (by guessing), `outside`
-        (not in the order), `paper_epsilon`, `epsilon_server`, `epsilon_release`, `raw_values` (what the method sends
-        without noise, in words: then both epsilons are infinite, and `noised_server` and `noised_release` are the
-        epsilons of the noised values alone, as papers count), `open` (the reason if there is no number). `group`,
-        `reading`, `row` and `column` are ids, `data`, `meaning`, `method` and `at` their titles; `nth` is the number of
-        the column.
+        seed), `seeds` (the finished ones out of `asked`), `stale` (how many of them older code has run), `runs` (their
+        digests), `chance` (by guessing), `outside` (not in the order),
+        `private` (with noise), `median` (epsilon against the server of the median device), `paper_epsilon`,
+        `epsilon_server`, `epsilon_release`, `raw_values` (what the method sends without noise, in words: then both
+        epsilons are infinite, and `noised_server` and `noised_release` are the epsilons of the noised values alone,
+        as papers count), `open` (the reason if there is no number). `group`, `reading`, `row` and `column` are ids,
+        `data`, `meaning`, `method` and `at` their titles; `nth` is the number of the column.
     """
 
     recipe: Recipe
@@ -192,6 +192,8 @@ def _runs(cell: Cell, columns: Sequence[TableColumn], progress: CellProgress) ->
             "value": None if value is None else 100 * value,
             "server": one.epsilon_server if one else None,
             "release": one.epsilon_release if one else None,
+            "median": one.epsilon_server_median if one else None,
+            "private": one is not None and one.noise_multiplier > 0,
             "raw": one.raw_values if one else (),
             "chance": cell.chance,
             "outside": bool(cell.row.outside),
@@ -218,6 +220,8 @@ _COMBINED: dict[str, tuple[str, Any]] = {
     "stale": ("stale", "sum"),
     "asked": ("seed", "size"),
     **{f"noised_{view}": (view, "max") for view in ("server", "release")},
+    "median": ("median", "max"),
+    "private": ("private", "any"),
     **{f"least_{view}": (view, "min") for view in ("server", "release")},
     "raw_values": ("raw", lambda raw: tuple(dict.fromkeys(words for each in raw for words in each))),
     **{name: (name, _first) for name in ("paper_epsilon", "chance", "outside")},

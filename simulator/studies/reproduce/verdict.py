@@ -21,7 +21,7 @@ FAR = 10.0
 class PlaceVerdict(NamedTuple):
     """:param because: why it is not "reproduced"; empty if it is, or if only the order counts and is not wrong."""
 
-    word: Literal["reproduced", "order only", "not"]
+    word: Literal["reproduced", "order only", "not", "not testable"]
     because: str = ""
 
     def __str__(self) -> str:
@@ -33,7 +33,7 @@ def verdict(place: Any, column: Sequence[Any], *, only_order: bool, other_data: 
 
     :param column: all lines of its column, with `paper` and `ours` in percent, NaN if there is none. Lines with the
         same printed number have no lead over each other.
-        `chance` is the accuracy of guessing, in percent.
+        `chance` is the accuracy of guessing, in percent; `private` says whether it has noise.
     :param only_order: numbers cannot be compared; without another method in the column, the line is then open.
     :param other_data: the data are not the paper's, so the distance to the printed number says nothing.
     """
@@ -42,10 +42,16 @@ def verdict(place: Any, column: Sequence[Any], *, only_order: bool, other_data: 
     others = [
         other
         for other in column
-        if other.row != place.row and not math.isnan(other.paper) and set(other.seeds) & set(place.seeds)
+        if other.row != place.row
+        and not math.isnan(other.paper)
+        and set(other.seeds) & set(place.seeds)
+        and not set(other.runs) & set(place.runs)  # a run has no lead over itself
     ]
     if only_order and not others:
         return None
+    rivals = [other for other in others if other.private]
+    if place.private and rivals and all(_at_chance(each) for each in (place, *rivals)):
+        return PlaceVerdict("not testable", "all private methods are at chance")
     error = place.spread / math.sqrt(len(place.seeds)) if len(place.seeds) > 1 else 0.0
     off = place.ours - place.paper
     leads = [(other.method, place.paper - other.paper, _lead(place, other)) for other in others]
@@ -57,7 +63,7 @@ def verdict(place: Any, column: Sequence[Any], *, only_order: bool, other_data: 
     wrong = [f"{'below' if paper > 0 else 'above'} {method}" for method, paper, ours in apart if paper * ours <= 0]
     if wrong:
         return PlaceVerdict("not", wrong[0])
-    if abs(place.ours - place.chance) <= NEAR:
+    if _at_chance(place):
         return PlaceVerdict("not", "chance")
     if abs(off) > FAR and not other_data:
         return PlaceVerdict("not", f"{off:+.1f}")
@@ -68,6 +74,10 @@ def verdict(place: Any, column: Sequence[Any], *, only_order: bool, other_data: 
         return PlaceVerdict(word, f"{off:+.1f}")
     method, paper, ours = max(misled, key=lambda lead: abs(lead[2] - lead[1]))
     return PlaceVerdict(word, f"{ours:.1f} above {method}, printed {paper:.1f}")
+
+
+def _at_chance(place: Any) -> bool:
+    return bool(place.ours <= place.chance + NEAR)
 
 
 def _lead(place: Any, other: Any) -> float:

@@ -286,6 +286,24 @@ def test_too_few_updates_leave_the_model_and_release_nothing(make_fleet: MakeFle
     assert row.epsilon_server == pytest.approx(epsilon([Step(2 / math.sqrt(3), 1.0, 1)], delta=0.01))
 
 
+def test_with_records_a_round_without_a_model_counts_against_readers_too(make_fleet: MakeFleet) -> None:
+    """What a device keeps of such a round has an effect on its later updates, bounded by the noise of the round."""
+    unit = {"unit": "record", "sample_rate": 0.1, "delta": 1e-5}
+    fleet = make_fleet(min_updates=2, deadline_s=60, method="dp-fedavg", unit=unit)
+    for names in (fleet.names[:1], fleet.names):
+        fleet.open()
+        for name in names:
+            assert fleet.engine.accept(name, fleet.update(name).data).code == "accepted"
+        for name in set(fleet.names) - set(names):
+            fleet.engine.decline(name, "no-data", "", round=1)
+        fleet.now += 1e6
+        summary = fleet.engine.close()
+    assert summary.participants == 3
+    rows = {row.device: row for row in spent(fleet)}
+    assert rows["dev-0"].epsilon_release == rows["dev-0"].epsilon_server
+    assert rows["dev-0"].epsilon_release > rows["dev-1"].epsilon_release > 0
+
+
 def test_the_summary_of_a_round(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(method="dp-fedavg", evaluate=lambda params: Evaluation(0.25, float("nan")))
     fleet.open()

@@ -11,10 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hushfleet.errors import Malformed
+from hushfleet.errors import Malformed, PrivacyError
 from hushfleet.learning.evaluation import Evaluation
 from hushfleet.methods import METHODS, make_method
 from hushfleet.methods.cost import RoundTerms
+from hushfleet.methods.method import Method
+from hushfleet.methods.personal import Personal
 from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.params import ParamLayout
@@ -53,6 +55,38 @@ def test_strict_accounting_does_not_split_the_noise() -> None:
     np.testing.assert_allclose(noised.noise_stds, 2.0)
     assert noised.charge.noise_multiplier == 2.0
     assert method.multiplier_release(RoundTerms(4), participants=9) == 6.0  # nine full noises add up
+
+
+@pytest.mark.parametrize("accounting", ["strict", "as-published"])
+def test_noise_that_later_updates_contain_hides_no_other_device(accounting: str) -> None:
+    claims = {}
+    for name in METHODS:
+        try:
+            method = make_method(name, {}, privacy(accounting=accounting), LAYOUT, rounds=1)
+        except (PrivacyError, Malformed):
+            continue
+        if method.parts.remembers_sent:
+            charge = method.charge(RoundTerms(4)).noise_multiplier
+            claims[name] = method.multiplier_release(RoundTerms(4), participants=9) / charge
+    assert claims == {"scaffold": 1.0, "feddyn": 1.0}
+
+
+def test_a_class_that_remembers_counts_as_remembering_what_was_sent_unless_it_says_so() -> None:
+    class Silent(Personal):
+        def remember(self, context, *, update, trained, sent):
+            return {}
+
+    class Heir(Silent):
+        remembers_sent = False  # of a hook that it does not write
+
+    class Says(Silent):
+        remembers_sent = False
+
+        def remember(self, context, *, update, trained, sent):
+            return {}
+
+    found = [Method(personal()).remembers_sent for personal in (Personal, Silent, Heir, Says)]
+    assert found == [False, True, True, False]
 
 
 def test_fedavg_sends_the_update_as_it_is_and_is_charged_as_unprotected() -> None:

@@ -60,6 +60,9 @@ def test_the_score_by_hand(step: float, loss_rose: bool, accuracy_fell: bool, pr
 def test_the_plain_score_of_a_step_falls_with_its_length() -> None:
     none = {"loss_rose": False, "accuracy_fell": False, "progress": 0.0}
     assert [score_of(step, **none, step_score="plain") for step in (0.0, 0.25, 0.5, 1.0)] == [35.0, 26.25, 17.5, 0.0]
+    assert [score_of(step, **none, step_score="clamped") for step in (0.0, 0.25, 0.375, 0.5, 1.0)] == [
+        35.0, 35.0, 17.5, 0.0, 0.0,
+    ]  # fmt: skip
     method = apdp(decay=0.5, step_score="plain")
     server = method.server.initial(0)
     for round in range(1, 11):  # 17.5 for half of the longest step, and 20 for the rounds, are less than 50

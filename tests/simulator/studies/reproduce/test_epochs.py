@@ -121,6 +121,10 @@ def test_a_cell_of_older_code_is_stale(tmp_path: Path, monkeypatch: pytest.Monke
     """It is found, it does not count as finished, and what does not depend on the code stays finished."""
     kept, cell = Kept(PUBLISHED), cell_named("equal-privacy/table-1/own-local/ditto/eps-2/seed0")
     other = cell_named("equal-privacy/table-1/own-local/dp-fedavg/eps-2/seed0")
+    for each in (cell, other):
+        older = kept.shown(each)
+        assert older
+        kept.add(replace(older, digest=each.digest, epochs=each.epochs))
     assert kept.of(cell)
     assert not kept.stale(cell)
     monkeypatch.setattr("hushfleet.simulator.studies.reproduce.cells.METHODS", OneNewer("ditto"))

@@ -33,9 +33,9 @@ NAN = float("nan")
 RESNET_18 = get_model("resnet18-gn").layout.size
 RECIPES = Path(reproduce.__file__).parent / "recipes"
 REFERENCES = json.loads(Path(__file__).with_name("references.json").read_text("utf-8"))
-QUOTED = {"78.93", "87.70", "0.097", "0.103", "0.25", "0.30", "0.34", "0.45"}
-"""What papers print elsewhere: DP-FedSim's text, FedRep's own number, FedGLP-ADP's betas of Table 3; and weights of a
-check that is no cell."""
+QUOTED = {"78.93", "87.70", "0.097", "0.103", "0.25", "0.30", "0.34", "0.45", "63.53", "78.76", "4.22", "10.55", "4.04"}
+"""What papers print elsewhere: texts of DP-FedSim, APDP-FL and FedGLP-ADP, FedRep's own number, FedGLP-ADP's betas of
+Table 3; and weights of a check that is no cell."""
 PROSE = ("summary", "findings", "claim", "contradictions", "objection", "why", "note", "readings_text")
 
 
@@ -218,12 +218,12 @@ def test_prose_is_filled_from_the_cells(evidence: Evidence, tmp_path: Path) -> N
             evidence.filled(wrong)
 
 
-def place(row: str, paper: float, *ours: float, chance: float = 10.0) -> SimpleNamespace:
+def place(row: str, paper: float, *ours: float, chance: float = 10.0, private: bool = True) -> SimpleNamespace:
     mean = fmean(ours) if ours else NAN
     spread = (sum((one - mean) ** 2 for one in ours) / (len(ours) - 1)) ** 0.5 if len(ours) > 1 else NAN
     return SimpleNamespace(
         row=row, method=row, paper=paper, ours=mean, spread=spread, seeds=tuple(range(len(ours))), values=ours,
-        chance=chance,
+        chance=chance, private=private, runs=(f"{row}, {ours}",),
     )  # fmt: skip
 
 
@@ -323,6 +323,21 @@ def test_chance_and_far_numbers_are_in_no_order() -> None:
     assert str(verdict(far, [far, below], only_order=True, other_data=True)) == "order only"
     near = place("its", 10.5, 10.0)
     assert str(verdict(near, [near], only_order=False)) == "reproduced"
+
+
+def test_an_order_of_methods_at_chance_is_not_testable() -> None:
+    its, rival = place("its", 75.6, 10.2), place("rival", 74.7, 9.8)
+    without_noise = place("FedAvg", 89.0, 91.0, private=False)
+    assert verdict(its, [its, rival, without_noise], only_order=False).word == "not testable"
+    assert str(verdict(its, [its, place("rival", 74.7, 60.0), without_noise], only_order=False)) == "not: below rival"
+    assert verdict(without_noise, [its, rival, without_noise], only_order=False).word == "order only"
+
+
+def test_a_run_has_no_lead_over_itself() -> None:
+    its, same = place("its", 80.0, 81.0), place("same", 75.0, 81.0)
+    assert str(verdict(its, [its, same], only_order=False)) == "not: below same"
+    same.runs = its.runs
+    assert str(verdict(its, [its, same], only_order=False)) == "reproduced"
 
 
 def test_a_method_whose_noise_is_not_comparable_stands_outside_of_the_order(tmp_path: Path) -> None:
