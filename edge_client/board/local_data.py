@@ -230,13 +230,16 @@ class LocalData:
         if is_sound != bool(model.form.sample_rate):
             needed = "sound" if model.form.sample_rate else "folder' of images, or a table, not 'sound"
             raise BadInput(f"data.kind = {self._section.kind!r}: the task needs kind '{needed}'")
+        # features are computed segment by segment, so the sound of all clips need not be in memory
+        in_files = self._features is not None
+        form = sound.SoundForm.of(model.form, one_a_clip=self._one_a_clip, in_files=in_files) if is_sound else None
         return {
             "input_shape": model.image_shape,
             "class_names": model.class_names,
             "mean": model.mean,
             "std": model.std,
             "bit_depth": model.form.bit_depth or 8,
-            "sound": sound.SoundForm.of(model.form, one_a_clip=self._one_a_clip) if is_sound else None,
+            "sound": form,
         }
 
     def _none(self) -> Samples:

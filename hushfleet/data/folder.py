@@ -228,25 +228,24 @@ def _noun(form: FileForm) -> str:
 
 
 def _samples(found: Sequence[npt.NDArray[Any]], labels: Sequence[int], form: FileForm) -> Samples:
-    """:param found: an image `[C, H, W]`, or the segments of a clip `[m, T]`, of each file."""
+    """:param found: of each file: an image `[C, H, W]`, or the segments of a clip."""
     mean, std = (tuple(map(float, given)) for given in (form["mean"], form["std"]))
     each = np.array(labels, np.int64)
-    if form.get("sound"):
-        counts, none = list(map(len, found)), np.empty((0, form["input_shape"][2]), np.int16)
-        pcm, clips = np.concatenate([none, *found])[:, None, None], np.repeat(np.arange(len(found)), counts)
-        return Samples(pcm, np.repeat(each, counts), mean, std, clips=clips)
+    if (sound := form.get("sound")) is not None:
+        counts, segments = list(map(len, found)), sound.joined(found, form["input_shape"][2])
+        return Samples(segments, np.repeat(each, counts), mean, std, clips=np.repeat(np.arange(len(found)), counts))
     pixels = stacked(found) if found else np.empty((0, *form["input_shape"]), np.uint8)
     return Samples(pixels, each, mean, std)
 
 
-def _read(file: Path, form: FileForm) -> npt.NDArray[Any] | str:
+def _read(file: Path, form: FileForm) -> Any:
     """Returns the image, or the segments of the clip, or a text that says why it cannot be read."""
     if os.path.isdir(file):
         return "a link to a folder that is read elsewhere"
     try:
         if (sound := form.get("sound")) is not None:
             check_name(file.name, "sound")
-            return sound.segments(file, form["input_shape"][2])
+            return sound.read(file, form["input_shape"][2])
         check_name(file.name)
         return read_image(file, input_shape=form["input_shape"], bit_depth=form.get("bit_depth", 8))
     except (BadInput, MemoryError) as error:  # the file's header decides how much memory is needed

@@ -120,8 +120,8 @@ def test_a_form_gives_segments_or_the_loudest_alone(tmp_path: Path) -> None:
     several, one = (SoundForm.of(form, one_a_clip=each) for each in (False, True))
     assert several is not None
     assert one is not None
-    assert several.segments(tmp_path / "a.wav", 100)[:, 0].tolist() == [1, 9, 2]
-    assert one.segments(tmp_path / "a.wav", 100)[:, 0].tolist() == [9]
+    assert several.segments(tmp_path / "a.wav", 100)[:, 0, 0, 0].tolist() == [1, 9, 2]
+    assert one.segments(tmp_path / "a.wav", 100)[:, 0, 0, 0].tolist() == [9]
     assert SoundForm.of(SampleForm(), one_a_clip=False) is None
 
 
