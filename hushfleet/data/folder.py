@@ -223,6 +223,20 @@ def load_unlabelled(path: Path, *, most: int, **form: Unpack[FileForm]) -> Sampl
     return _samples(found, [0] * len(found), form)
 
 
+def load_files(files: Sequence[tuple[Path, int]], form: FileForm, *, where: str) -> Samples:
+    """Returns the samples of these files with their labels. Raises `BadInput` if one is broken, or there is none.
+
+    :param where: the name of the files for the error.
+    """
+    found = [_read(file, form) for file, _ in counted(files, f"reading {_noun(form)}s", total=len(files))]
+    for (file, _), one in zip(files, found, strict=True):
+        if isinstance(one, str):
+            raise BadInput(f"{file}: {one}")
+    if not found:
+        raise BadInput(f"{where} has no {_noun(form)}")
+    return _samples(found, [label for _, label in files], form)
+
+
 def _noun(form: FileForm) -> str:
     return "clip" if form.get("sound") else "image"
 
