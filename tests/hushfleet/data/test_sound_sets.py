@@ -113,8 +113,8 @@ def test_a_set_that_is_missing_or_broken_is_told(tmp_path: Path) -> None:
         loaded("esc-50", tmp_path)
     root = esc_50(tmp_path / "ESC-50-master")
     (root / "audio" / "1-000-A-0.wav").write_bytes(b"RIFF")
-    with pytest.raises(BadInput, match="1-000-A-0.wav: .*ends within its head"):
+    with pytest.raises(BadInput, match=r"1-000-A-0\.wav: .*ends within its head"):
         loaded("esc-50", tmp_path)
     (root / "meta" / "esc50.csv").write_text("filename\n1-000-A-0.wav\n")
-    with pytest.raises(BadInput, match="esc50.csv lacks the column 'category'"):
+    with pytest.raises(BadInput, match=r"esc50\.csv lacks the column 'category'"):
         loaded("esc-50", tmp_path)
