@@ -86,7 +86,7 @@ def load_folder_set(path: Path, *, by_device: bool = False, **form: Unpack[FileF
         records, rng = whole.records[0], np.random.default_rng(_ORDER_SEED)
         chosen = stratified_choice(whole.labels[records], round(WITHOUT_TEST * len(records)), rng)
         is_test = np.isin(whole.records[1], chosen)
-        train, test, test_owners = whole.take(~is_test), whole.take(is_test), None
+        train, test, test_owners = whole.take(np.flatnonzero(~is_test)), whole.take(np.flatnonzero(is_test)), None
         owners = None if owners is None else owners[~is_test]
     if len(train) and train.images.dtype != test.images.dtype:  # only one part has images with 16 bits
         train, test = (replace(part, images=unit_pixels(part.images)) for part in (train, test))
