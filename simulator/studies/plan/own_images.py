@@ -68,8 +68,8 @@ def own_images(data: str, shape: tuple[int, int, int], *, data_dir: Path | None)
         names = sorted(each.name for each in path.iterdir() if each.is_dir()) if path.is_dir() else []
         if len(names) < 2:
             raise BadInput(
-                f"--data {data}: neither a folder with a sub-folder of images for each class, or of sound, two or more, nor "
-                f"one of {', '.join(SOURCES)}"
+                f"--data {data}: neither a folder with a sub-folder of images for each class, or of sound, two or "
+                f"more, nor one of {', '.join(SOURCES)}"
             )
         sound = None
         if any(file.lower().endswith(SOUND_ENDINGS) for file in files_below(path, data=path)):
