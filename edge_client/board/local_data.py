@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hushfleet.at_need import at_need
+from hushfleet.data.form import FOLDERS
 from hushfleet.data.held_out import both_parts
 from hushfleet.data.samples import FeatureSamples, LabelledSamples, MakesFeatures, Samples, inputs_of
 from hushfleet.data.walk import ENDINGS_OF, files_below
@@ -49,8 +50,6 @@ else:
 Stamp = tuple[int, int]
 FilePlace = tuple[str, tuple[int, int, int]]
 
-FOLDERS = ("folder", "sound")
-"""The kinds of data that are a folder of files for each class."""
 MOST_UNLABELLED = 1000
 SETTLED_S = 2.0
 """A file that has not changed for this time is considered complete."""

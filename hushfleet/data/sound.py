@@ -49,8 +49,7 @@ class SoundForm:
     @classmethod
     def of(cls, form: SampleForm, *, one_a_clip: bool, in_files: bool = False) -> SoundForm | None:
         """Returns the form that a task names; None if its samples are no sound."""
-        hop = round((form.hop_s or form.segment_s) * form.sample_rate)
-        return cls(form.sample_rate, hop, one_a_clip, in_files) if form.sample_rate else None
+        return cls(form.sample_rate, form.hop, one_a_clip, in_files) if form.sample_rate else None
 
     def segments(self, file: Path, length: int) -> Pcm:
         """Returns the segments of a file, int16 `[m, 1, 1, length]`. Raises `BadInput`."""
