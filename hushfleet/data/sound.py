@@ -223,8 +223,11 @@ def _resampled(pcm: Pcm, rate: int, sample_rate: int) -> Pcm:
     except ImportError as error:
         told = f"it has {rate} Hz, and the task {sample_rate} Hz; to resample it install it"
         raise BadInput(_NEEDS.format(told)) from error
-    found = _pcm(soxr.resample(pcm.astype(np.float32) / np.float32(UNIT), rate, sample_rate))
-    if not len(found):
+    stream, parts = soxr.ResampleStream(rate, sample_rate, 1, dtype="float32"), list[Pcm]()
+    for first in range(0, len(pcm), _BLOCK):
+        block = pcm[first : first + _BLOCK].astype(np.float32) / np.float32(UNIT)
+        parts.append(_pcm(stream.resample_chunk(block, last=first + _BLOCK >= len(pcm))))
+    if not len(found := np.concatenate(parts)):
         raise BadInput(f"it has {len(pcm)} frames at {rate} Hz, too few for one at {sample_rate} Hz")
     return found
 

@@ -238,7 +238,7 @@ def test_who_has_few_classes_is_told_so_by_the_labels() -> None:
 
 def test_segments_of_one_clip_are_in_one_fold() -> None:
     """Otherwise a head trained alone seems to know unseen sound: it has seen the next segment of the same clip."""
-    rng, layout = np.random.default_rng(0), ParamLayout(("head.weight", "head.bias"), ((2, 60), (2,)))
+    rng, layout = np.random.default_rng(0), ParamLayout(("head.weight", "prior"), ((2, 60), (2,)))
     features = np.repeat(rng.standard_normal((40, 60)), 2, axis=0) + 0.01 * rng.standard_normal((80, 60))
     labels, clips = np.repeat(rng.permutation(np.arange(40) % 2), 2), np.repeat(np.arange(40), 2)
     samples = FeatureSamples(features[:, :, None, None].astype(np.float32), labels)
