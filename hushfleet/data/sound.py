@@ -156,15 +156,20 @@ def loudest(segments: Pcm) -> Pcm:
     return segments[place : place + 1]
 
 
-def write_clip(path: Path, pcm: Pcm, sample_rate: int) -> None:
-    """Writes a WAV file of 16 bits; it is there whole or not at all. Raises `StoreFull`."""
+def wav_of(pcm: Pcm, sample_rate: int) -> bytes:
+    """Returns a WAV file of 16 bits."""
     content = io.BytesIO()
     with wave.open(content, "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
         file.setframerate(sample_rate)
         file.writeframes(np.asarray(pcm, "<i2").tobytes())
-    atomic_file.write_whole(path, content.getvalue(), durable=True)
+    return content.getvalue()
+
+
+def write_clip(path: Path, pcm: Pcm, sample_rate: int) -> None:
+    """Writes a WAV file of 16 bits; it is there whole or not at all. Raises `StoreFull`."""
+    atomic_file.write_whole(path, wav_of(pcm, sample_rate), durable=True)
 
 
 def _read_wav(path: Path, sample_rate: int) -> Pcm:
