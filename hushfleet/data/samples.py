@@ -257,7 +257,7 @@ class DataSet:
     @cached_property
     def common_test(self) -> Samples:
         """The test samples of devices without training samples, whom no model has met; without such, all of them."""
-        strangers = np.flatnonzero(self.test_owners == -1) if self.test_owners is not None else ()
+        strangers = np.flatnonzero(self.test_owners == -1) if self.test_owners is not None else np.arange(0)
         return self.test.take(strangers) if len(strangers) else self.test
 
     @property
