@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,10 @@ import pytest
 
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.data.sound import write_clip
+from hushfleet.edge_client.board.config import load_config
+from hushfleet.edge_client.board.notes import Note
 from hushfleet.edge_client.board.sample_files import load_arrays
+from hushfleet.edge_client.worker.loaded_task import LoadedTask
 from hushfleet.simulator.run_folder import begin, go_on
 from hushfleet.simulator.world.live import LiveFleet
 from support.sound import save_clip
@@ -59,6 +64,26 @@ def test_a_device_of_a_simulation_has_its_clips(tmp_path: Path, privacy: dict[st
     mine = tmp_path / "mine.npz"
     np.savez(mine, x=expected.images, y=np.array(model.class_names)[expected.labels])
     assert load_arrays(mine, model).images.dtype == np.float32, "one sample may change the type of a user's array"
+
+
+@pytest.mark.parametrize("privacy", [{}, RECORD])
+def test_a_board_trains_on_one_segment_of_a_clip_that_is_a_record(tmp_path: Path, privacy: dict[str, Any]) -> None:
+    simulation = begin(task(folder(tmp_path / "clips"), **privacy), tmp_path / "run", data_dir=None)
+    prepared, clips = simulation.prepared, tmp_path / "clips" / "board-0"
+    (tmp_path / "device.toml").write_text(
+        '[device]\nid = "board-0"\nstate_dir = "state"\n[broker]\nurl = "mqtt://localhost"\n'
+        f'[data]\nkind = "sound"\npath = "{clips}"\n[limits]\nepsilon_server = inf\n'
+    )
+    graphs = [prepared.blobs[each.digest] for each in prepared.spec.model.graphs]
+    store: Any = SimpleNamespace(arrived=None, task=None)
+    loaded = LoadedTask(
+        prepared.spec, graphs, digest=b"", config=load_config(tmp_path / "device.toml"), store=store, note=Note(None)
+    )
+    files = list(clips.rglob("*.wav"))
+    for file in files:
+        os.utime(file, (1e9, 1e9))  # nobody is still writing it
+    count = len(loaded.data.samples())
+    assert (count == len(files)) if privacy else (count > len(files))
 
 
 def test_every_network_gets_float32(tmp_path: Path) -> None:
