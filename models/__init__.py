@@ -20,7 +20,7 @@ __all__ = ["get_model", "is_own", "model_names"]
 # Each network's file.
 _FILES = {
     **dict.fromkeys(
-        ("cifar10-cnn", "digits-cnn", "emnist-cnn", "fashion-mnist-cnn", "mnist-cnn", "svhn-cnn"), "compact"
+        ("cifar10-cnn", "cnn", "digits-cnn", "emnist-cnn", "fashion-mnist-cnn", "mnist-cnn", "svhn-cnn"), "compact"
     ),
     "autoencoder": "autoencoder",
     "linear": "linear",
@@ -29,7 +29,7 @@ _FILES = {
 }
 
 
-_ANY_SHAPE = ("autoencoder", "linear")
+_ANY_SHAPE = ("autoencoder", "cnn", "linear")
 
 
 def model_names() -> list[str]:

@@ -26,7 +26,7 @@ from hushfleet.refusals import missing
 from hushfleet.schema import AtLeast1, Checked, Finite, Fraction, PositiveOrInf, Probability, Share, from_plain, require
 from hushfleet.wire.format.codecs import codec_of
 from hushfleet.wire.format.question import Bins, HeldOut, Most
-from hushfleet.wire.format.spec import UNIT_NORM, Augment, ClassNames, PrivacySpec, Shape, StepSize, WireSpec
+from hushfleet.wire.format.spec import LOG_MEL, UNIT_NORM, Augment, ClassNames, PrivacySpec, Shape, StepSize, WireSpec
 
 if TYPE_CHECKING:
     DataSetName = str
@@ -134,8 +134,8 @@ class ModelSection(Checked):
     @property
     def has_order(self) -> bool:
         """Whether the model takes features that are ordered by importance. Raises `BadInput` for a bad file."""
-        if self.features is None or not is_path("features", self.features):
-            return self.takes_pixels
+        if self.features in (None, LOG_MEL) or not is_path("features", self.features):
+            return self.takes_pixels and self.features != LOG_MEL
         from hushfleet.models.features.backbone import has_classifier  # with onnx
 
         return has_classifier(Path(self.features))

@@ -18,7 +18,7 @@ from hushfleet.aggregator.config.question import question_of
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.payloads.public_data import load_public, normalisation
 from hushfleet.aggregator.payloads.start import EarlierModel
-from hushfleet.data.form import MOST_COLUMNS, OWN_DATA, TABLES, SampleForm, ValueKind
+from hushfleet.data.form import MOST_COLUMNS, OWN_DATA, SAMPLE_RATE, TABLES, SampleForm, ValueKind
 from hushfleet.data.samples import DataSet, LabelledSamples
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.field_types import hints
@@ -107,7 +107,7 @@ def prepare(
         except ValueError as error:
             raise BadInput(f"statistic.{error}") from error
     extractor = _features(task, shape, standardised=any(each != 1 for each in std))
-    input_shape = shape if extractor is None else (extractor.shared, 1, 1)
+    input_shape = shape if extractor is None else extractor.input_shape
     # Boards fetch a network with each task, but do not use it if nothing trains, so the smallest one is enough.
     taken = (1, 1, 1) if task.statistic is not None and task.model.name == "linear" else input_shape
     name = task.model.name if task.model.share == "all" else "linear"
@@ -172,7 +172,7 @@ def prepare(
         from hushfleet.learning.graph_features import FeatureGraph
 
         made = extractor.graph
-        features = FeatureGraph(lambda: made, spec.model.features, given=input_shape[0], cache=features_cache)
+        features = FeatureGraph(lambda: made, spec.model.features, input_shape=input_shape, cache=features_cache)
         blobs.append(made)
 
     is_tested = bool(dataset) and spec.training_rounds > 0
@@ -220,7 +220,12 @@ def _features(task: Task, shape: tuple[int, int, int], *, standardised: bool) ->
         weights = None if section.weights is None else Path(section.weights)
         with doing(f"making the graph of the features {section.features}"):
             extractor = get_features(
-                section.features, shape, directions=section.directions, weights=weights, standardised=standardised
+                section.features,
+                shape,
+                directions=section.directions,
+                weights=weights,
+                standardised=standardised,
+                sample_rate=task.data.form.sample_rate or SAMPLE_RATE,
             )
         if extractor.about:
             print(extractor.about, file=sys.stderr)

@@ -34,6 +34,7 @@ class FeatureExtractor:
         personalized heads.
     :param has_order: whether the features that distinguish classes best come first.
     :param about: the licence and the size of weights that somebody else trained; empty if there are none.
+    :param shape: of the features, if they are no vector.
     """
 
     image_shape: Shape
@@ -42,6 +43,12 @@ class FeatureExtractor:
     shared: int
     has_order: bool = False
     about: str = ""
+    shape: Shape | None = None
+
+    @property
+    def input_shape(self) -> Shape:
+        """The shape of a network's input."""
+        return self.shape or (self.shared, 1, 1)
 
     @property
     def spec(self) -> FeatureSpec:

