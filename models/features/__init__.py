@@ -31,7 +31,7 @@ from hushfleet.models.features.whitening import Whitening
 from hushfleet.models.model import Model
 from hushfleet.models.onnx_nodes import Graph
 from hushfleet.user_files import read_cached, user_cache_dir, write_cached
-from hushfleet.wire.format.spec import LOG_MEL, MAX_SIDE, UNIT_NORM, Shape
+from hushfleet.wire.format.spec import LOG_MEL, MAX_SIDE, SOUND, UNIT_NORM, Shape
 
 if TYPE_CHECKING:
     import torch
@@ -123,6 +123,11 @@ FEATURES = (
     Features(UNIT_NORM, UNIT_NORM.__eq__, _unit_norm),
     Features("torchvision:NAME", lambda name: name.startswith(pretrained.TORCHVISION), _pretrained),
     Features("timm:NAME", lambda name: name.startswith(pretrained.TIMM), _pretrained),
+    Features(
+        "sound:FILE.onnx",
+        lambda name: name.startswith(SOUND) and name.endswith(".onnx"),
+        lambda asked: backbone.of_sound(Path(asked.name.removeprefix(SOUND)), asked.image_shape, asked.sample_rate),
+    ),
     Features(
         "an .onnx file",
         lambda name: name.endswith(".onnx"),

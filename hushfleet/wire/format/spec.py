@@ -67,6 +67,8 @@ Shape = tuple[Side, Side, StepCount]
 """Channels, height, width of an image; (channels, 1, steps) of a series, (values, 1, 1) of a vector."""
 UNIT_NORM = "unit-norm"
 """The name of the features that only scale a sample to norm 1."""
+SOUND = "sound:"
+"""How the names of features of sound begin."""
 LOG_MEL = "sound:log-mel"
 """The name of the features that are an image of sound, and no vector."""
 ClassNames = Annotated[tuple[str, ...], Meta(max_length=65536)]
