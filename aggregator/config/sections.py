@@ -77,6 +77,9 @@ class ModelSection(Checked):
     :param directions: how many leading principal components of the features the shared head takes as input and sends; a
         device's own part uses all. Left out, method `hush` uses the number of its rule, other methods use all. A
         network without a classifier returns features in no order, so that all are sent.
+    :param public: unlabelled samples of the same kind as the boards' own, a folder of images or sound, or an .npz file
+        with `train_x`: the server takes the directions from them. They must be public: whoever receives the task can
+        learn from its features about them.
     :param share: `all`: the whole network is trained and sent; `head`: only the last layer of a compact network. The
         other layers are fixed: the task's seed draws them, or they come from `weights`, and they are sent with the task
         like features.
@@ -102,6 +105,7 @@ class ModelSection(Checked):
     name: str
     features: str | None = None
     directions: AtLeast1 | None = None
+    public: str | None = None
     share: Literal["all", "head"] = "all"
     weights: str | None = None
     start: str | None = None
@@ -117,6 +121,7 @@ class ModelSection(Checked):
         super().__post_init__()
         for key, path in (
             ("features", self.features),
+            ("public", self.public),
             ("weights", self.weights),
             ("start", self.start),
             ("name", self.name),
@@ -152,8 +157,10 @@ class ModelSection(Checked):
     @property
     def has_order(self) -> bool:
         """Whether the model takes features that are ordered by importance. Raises `BadInput` for a bad file."""
-        if self.features in (None, LOG_MEL) or not is_path("features", self.features):
-            return self.takes_pixels and self.features != LOG_MEL
+        if self.features == LOG_MEL or self.public is not None:
+            return self.features != LOG_MEL
+        if self.features is None or not is_path("features", self.features):
+            return self.takes_pixels
         from hushfleet.models.features.backbone import has_classifier  # with onnx
 
         return has_classifier(Path(split_kind(self.features)[1]))

@@ -49,6 +49,10 @@ def mean_of(sums: Array, weights: Array) -> Array:
 class ServerHalf:
     """The base class of server halves; the base takes the mean of the sent values and keeps no state."""
 
+    def of_layout(self, layout: ParamLayout) -> ServerHalf:
+        """Returns the server half for a network of this layout; the base needs nothing of it."""
+        return self
+
     @property
     def weighs(self) -> bool:
         """Whether `weight` may differ from 1. A median has no weights, and weighted noise does not simply add up."""
@@ -90,6 +94,12 @@ class ServerHalf:
         """
         xp = array_api.array_namespace(global_params)
         return global_params + xp.astype(mean_of(sums, weights), global_params.dtype)
+
+    @property
+    def averages_periods(self) -> bool:
+        """Whether noise is the larger part of what a task adds to the model that it continues, so that the p-th task of
+        a chain takes 1 / sqrt(p) of its step (`TaskProgress.next_model`)."""
+        return False
 
     def final(self, state: ServerArrays, last: np.ndarray) -> np.ndarray:
         """Returns the final global vector of the task, float32 `[d]`.

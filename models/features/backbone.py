@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx.inliner
+import onnx.version_converter
 from onnx import helper, numpy_helper
 
 from hushfleet.errors import BadInput
@@ -73,7 +74,7 @@ def of_sound(path: Path, image_shape: Shape, sample_rate: int) -> FeatureExtract
     found = _model(data, what=what)
     licences = [each.value for each in onnx.load_from_string(data).metadata_props if "licen" in each.key.lower()]
     about = f"{path.name}: {len(data) / 1e6:.1f} MB; licence: {', '.join(licences) or 'the file names none'}"
-    if len(inputs := _inputs(found.graph)) == 1 and found.graph.output:
+    if len(inputs := open_inputs(found.graph)) == 1 and found.graph.output:
         _put_before(found.graph, inputs[0], image_shape, sample_rate, what)
         _flatten(found.graph)
     return replace(from_bytes(found.SerializeToString(), image_shape, what=what), about=about)
@@ -136,11 +137,6 @@ def _open_batch(graph: onnx.GraphProto, taken: str) -> None:
                 node.input[1] = name
 
 
-def _inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
-    constants = {constant.name for constant in graph.initializer}
-    return [value for value in graph.input if value.name not in constants]
-
-
 def has_classifier(path: Path) -> bool:
     """Returns whether features of this file have an order; False if the file is missing. Raises `BadInput`."""
     if not path.is_file():
@@ -164,7 +160,7 @@ def from_bytes(data: bytes, image_shape: Shape, *, what: str, projected: bool = 
         )
     model = _model(data, what=what)
     graph = model.graph
-    inputs = _inputs(graph)
+    inputs = open_inputs(graph)
     if len(inputs) != 1 or not graph.output:
         raise BadInput(f"{what} has {len(inputs)} inputs; it must take images alone")
     shape, found = _shape(inputs[0]), _shape(graph.output[0])
@@ -197,7 +193,7 @@ def _model(data: bytes, *, what: str) -> onnx.ModelProto:
         model = onnx.inliner.inline_local_functions(onnx.load_from_string(data))
         refused = [_named(each) for each in model.graph.node if _is_refused(each)]
         model = without_traces(model)
-        _drop_unused_operator_sets(model)
+        drop_unused_operator_sets(model)
         if model.opset_import[0].version < OPSETS.start and not refused:
             model = onnx.version_converter.convert_version(model, OPSETS.start)
         model.ir_version = max(model.ir_version, IR_VERSIONS.start)
@@ -218,7 +214,13 @@ def _is_refused(node: onnx.NodeProto) -> bool:
     return node.domain not in ("", "ai.onnx") or node.op_type not in OPERATORS
 
 
-def _drop_unused_operator_sets(model: onnx.ModelProto) -> None:
+def open_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    """Returns the inputs that are no constants of the file."""
+    constants = {constant.name for constant in graph.initializer}
+    return [value for value in graph.input if value.name not in constants]
+
+
+def drop_unused_operator_sets(model: onnx.ModelProto) -> None:
     """Removes, in place, the sets of which no node has an operator: exporters name all that they know."""
     used = {node.domain or "ai.onnx" for node in model.graph.node}
     kept = [each for each in model.opset_import if (each.domain or "ai.onnx") in used]
