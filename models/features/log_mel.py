@@ -31,7 +31,9 @@ class LogMel:
     transform has the next power of two of points; 40 triangles of height 1 lie evenly on HTK's mel scale, 2595
     log10(1 + f / 700), from 0 to half the rate. A value is the natural logarithm of the power, normalised.
 
-    :param window, hop, points: in samples.
+    :param window: samples of a frame.
+    :param hop: samples between frames.
+    :param points: of the Fourier transform.
     """
 
     image_shape: Shape
