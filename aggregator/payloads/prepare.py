@@ -18,7 +18,7 @@ from hushfleet.aggregator.config.question import question_of
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.payloads.public_data import PUBLIC, load_public, normalisation, public_samples
 from hushfleet.aggregator.payloads.start import EarlierModel
-from hushfleet.data.form import MOST_COLUMNS, OWN_DATA, SOUND, TABLES, SampleForm, ValueKind
+from hushfleet.data.form import MOST_COLUMNS, OWN_DATA, SAMPLE_RATE, SOUND, TABLES, SampleForm, ValueKind
 from hushfleet.data.samples import DataSet, LabelledSamples
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.field_types import hints
@@ -109,7 +109,7 @@ def prepare(
         except ValueError as error:
             raise BadInput(f"statistic.{error}") from error
     extractor = _features(task, shape, mean, std)
-    input_shape = shape if extractor is None else (extractor.shared, 1, 1)
+    input_shape = shape if extractor is None else extractor.input_shape
     # Boards fetch a network with each task, but do not use it if nothing trains, so the smallest one is enough.
     taken = (1, 1, 1) if task.statistic is not None and task.model.name == "linear" else input_shape
     name = task.model.name if task.model.share == "all" else "linear"
@@ -175,7 +175,7 @@ def prepare(
         from hushfleet.learning.graph_features import FeatureGraph
 
         made = extractor.graph
-        features = FeatureGraph(lambda: made, spec.model.features, given=input_shape[0], cache=features_cache)
+        features = FeatureGraph(lambda: made, spec.model.features, input_shape=input_shape, cache=features_cache)
         blobs.append(made)
 
     is_tested = bool(dataset) and spec.training_rounds > 0
@@ -231,6 +231,7 @@ def _features(
                 public=public,
                 weights=weights,
                 standardised=scaled,
+                sample_rate=task.data.form.sample_rate or SAMPLE_RATE,
             )
         if public is not None:
             print(f"model.public = {section.public!r}: {len(public)} {PUBLIC}", file=sys.stderr)

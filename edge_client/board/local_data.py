@@ -280,6 +280,8 @@ def zero_samples(model: ModelSpec, labels: np.ndarray) -> Samples | FeatureSampl
     """Returns black images, or features of zero, with these labels."""
     if model.features is not None:
         blank = np.zeros((len(labels), model.features.count, 1, 1), np.float32)
+        if math.prod(model.input_shape) == model.features.count:
+            return FeatureSamples(blank.reshape(-1, *model.input_shape), labels, model.targets)
         return FeatureSamples(blank, labels, model.targets, model.input_shape[0])
     images = np.zeros((len(labels), *model.input_shape), np.int16 if model.form.sample_rate else np.uint8)
     return Samples(images, labels, model.mean, model.std, model.targets)

@@ -112,8 +112,8 @@ def graphs_of(store: DeviceStore, spec: TaskSpec, *, stay: bool = False) -> Load
     if made is None:
         raise BadInput(f"this device lacks features of the task {spec.task}: it has to take part in one round first")
     check_features(made, model.features)
-    given = model.input_shape[0]
-    return InferenceGraph(graph, model.layout), FeatureGraph(lambda: made, model.features, given=given, stays=stay)
+    features = FeatureGraph(lambda: made, model.features, input_shape=model.input_shape, stays=stay)
+    return InferenceGraph(graph, model.layout), features
 
 
 def samples_of(model: ModelSpec, values: np.ndarray) -> Samples:

@@ -6,6 +6,7 @@ CIFAR-10 takes 600 MB as float32 and 150 MB as bytes; a device's share of it is 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -135,9 +136,9 @@ def records_of(clips: npt.NDArray[np.int64] | None, count: int) -> tuple[npt.NDA
 
 @dataclass(frozen=True, eq=False)
 class FeatureSamples:
-    """Labelled images as features, which a network takes as images of one pixel.
+    """Labelled images as features, which a network takes as images: of one pixel, unless it takes them all.
 
-    :param features: float32 `[n, count, 1, 1]`.
+    :param features: float32 `[n, count, 1, 1]`, or in the shape of the network's input.
     :param labels: like those of `Samples`, and likewise `targets` and `clips`.
     :param given: how many of them, from the first on, the network takes; the others are for the device's personalized
         head. None: the network takes all, and the personalized head takes the same.
@@ -151,14 +152,23 @@ class FeatureSamples:
 
     @classmethod
     def of(
-        cls, features: npt.NDArray[np.float32], samples: Samples, given: int | None, skipped: list[str] | None
+        cls,
+        features: npt.NDArray[np.float32],
+        samples: Samples,
+        input_shape: tuple[int, int, int] | None,
+        skipped: list[str] | None,
     ) -> FeatureSamples:
-        """Returns `samples` with `features` in place of images. Raises `GraphRefused`.
+        """Returns `samples` with `features` `[n, count, 1, 1]` in place of images. Raises `GraphRefused`.
 
+        :param input_shape: that of the network's input; None: `(count, 1, 1)`.
         :param skipped: the list that receives a text for each sample without finite features, which is left out; None:
             it is an error.
         """
-        fits = np.isfinite(features).all(axis=(1, 2, 3))
+        given, fits = None, np.isfinite(features).all(axis=(1, 2, 3))
+        if input_shape is not None and math.prod(input_shape) < features.shape[1]:
+            given = math.prod(input_shape)
+        elif input_shape is not None:
+            features = features.reshape(-1, *input_shape)
         if fits.all():
             return cls(features, samples.labels, samples.targets, given, samples.clips)
         if skipped is None:
@@ -177,7 +187,7 @@ class FeatureSamples:
 
     @property
     def x(self) -> npt.NDArray[np.float32]:
-        """The network's input, float32 `[n, given, 1, 1]`; a copy if it is a part of the features."""
+        """The network's input, float32 `[n, given, 1, 1]` or in its own shape; a copy if it is not all features."""
         return np.ascontiguousarray(self.features[:, : self.given])
 
     @property
