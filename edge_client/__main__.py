@@ -311,24 +311,17 @@ def _status(options: argparse.Namespace) -> int:
 
 def _add(options: argparse.Namespace) -> int:
     from hushfleet.edge_client.board.config import load_config
-    from hushfleet.edge_client.labelling.class_folders import (
-        AlreadyThere,
-        ClassFolders,
-        check_label,
-        class_names,
-        opened_store,
-        sample_rate,
-    )
+    from hushfleet.edge_client.labelling import class_folders
 
     config = load_config(options.config)
-    with opened_store(config) as store:
-        label = check_label(options.label, class_names(config, store))
-        folders, added, wrong = ClassFolders(config.data, rate=sample_rate(store)), 0, 0
+    with class_folders.opened_store(config) as store:
+        label = class_folders.check_label(options.label, class_folders.class_names(config, store))
+        folders, added, wrong = class_folders.ClassFolders(config.data, rate=class_folders.sample_rate(store)), 0, 0
     for photo in options.photos:
         try:
             say(f"{photo}: added as {folders.add(photo, label)}")
             added += 1
-        except AlreadyThere as error:
+        except class_folders.AlreadyThere as error:
             say(str(error))
         except BadInput as error:
             wrong += 1
