@@ -11,9 +11,8 @@ import time
 from contextlib import AbstractContextManager, closing, nullcontext
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from hushfleet.at_need import at_need
 from hushfleet.data.form import SampleForm
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.process import return_freed_memory
@@ -23,12 +22,6 @@ from hushfleet.edge_client.listen.listener import SegmentListener
 from hushfleet.edge_client.listen.model_in_use import ModelInUse
 from hushfleet.errors import BadInput
 from hushfleet.output import say
-
-if TYPE_CHECKING:
-    from hushfleet.edge_client.listen import owners_broker
-    from hushfleet.edge_client.listen.owners_broker import OwnersBroker
-else:
-    owners_broker = at_need("hushfleet.edge_client.listen.owners_broker")  # `listen.mqtt`
 
 
 def listen(config: DeviceConfig, *, given: str | None, top: int) -> bool:
@@ -52,7 +45,12 @@ def listen(config: DeviceConfig, *, given: str | None, top: int) -> bool:
     if config.listen.keep == "key" and given != "-" and sys.stdin.isatty():
         threading.Thread(target=_press, args=(key,), daemon=True).start()
     clips, model = KeptClips(config), ModelInUse(config)
-    with _owners_broker(config) as broker:
+    owners_broker: AbstractContextManager[Any] = nullcontext()
+    if config.listen.mqtt is not None:
+        from hushfleet.edge_client.listen.owners_broker import OwnersBroker
+
+        owners_broker = OwnersBroker(config, config.listen.mqtt)
+    with owners_broker as broker:
         while not stop.is_set():
             form = model.form
             listener = SegmentListener(form, config.listen, model, clips, key)
@@ -69,10 +67,6 @@ def listen(config: DeviceConfig, *, given: str | None, top: int) -> bool:
                 else:
                     break
     return signal.SIGINT in caught
-
-
-def _owners_broker(config: DeviceConfig) -> AbstractContextManager[OwnersBroker | None]:
-    return owners_broker.OwnersBroker(config, config.listen.mqtt) if config.listen.mqtt else nullcontext()
 
 
 def _source(config: DeviceConfig, given: str | None, form: SampleForm, stop: threading.Event) -> sources.SoundSource:
