@@ -247,8 +247,8 @@ class DataSet:
     @cached_property
     def common_test(self) -> Samples:
         """The test samples of devices without training samples, whom no model has met; without such, all of them."""
-        strangers = np.flatnonzero(self.test_owners == -1) if self.test_owners is not None else ()
-        return self.test.take(strangers) if len(strangers) else self.test
+        strangers = np.zeros(len(self.test), bool) if self.test_owners is None else self.test_owners == -1
+        return self.test.take(strangers) if strangers.any() else self.test
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
