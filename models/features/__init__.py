@@ -45,8 +45,18 @@ else:  # with PyTorch, which takes seconds to import, and kept features need non
     checks = at_need("hushfleet.models.checks")
 
 _PACKAGES = ("torch", "onnx", "onnxruntime", "numpy")
-_CODE = ("../onnx_nodes", "filters", "hidden", "log_mel", "pretrained", "scattering", "speech", "synthetic")
-_CODE += ("unit_norm", "whitening")
+_CODE: tuple[str, ...] = (
+    "../onnx_nodes",
+    "filters",
+    "hidden",
+    "log_mel",
+    "pretrained",
+    "scattering",
+    "speech",
+    "synthetic",
+    "unit_norm",
+    "whitening",
+)
 
 RawFeatures = Filters | Scattering | Speech
 """Features before whitening: the same function in PyTorch and as ONNX nodes, and the images to fit the whitening."""
