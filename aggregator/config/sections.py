@@ -288,10 +288,10 @@ class PlanSection(Checked):
 class DataSection(Checked):
     """`[data]`: the data set, and how a simulation divides it among devices.
 
-    :param name: a public data set; or your own data: `folder`, class folders of images; `sound`, class folders of
-        sound files; `arrays`, an `.npz` file with train_x and train_y, test_x and test_y, and more
-        (`hushfleet.data.arrays`); `table` or `csv`, columns `label`, perhaps `device`, and values, in CSV or
-        Parquet. In the field give `class_names` and `input_shape`.
+    :param name: a public data set; or your own data: `folder`, class folders of images; `sound`, class folders of sound
+        files; `arrays`, an `.npz` file with train_x and train_y, test_x and test_y, and more (`hushfleet.data.arrays`);
+        `table` or `csv`, columns `label`, perhaps `device`, and values, in CSV or Parquet. In the field give
+        `class_names` and `input_shape`.
     :param devices: number of devices.
     :param partition: how a simulation deals samples out: `dirichlet-class` draws for each class the devices' shares of
         it, `dirichlet-device` for each device its class mix, with equally many samples on all; with `given` the file

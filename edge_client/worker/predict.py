@@ -129,5 +129,5 @@ def _read(file: Path, model: ModelSpec) -> Samples:
     """Reads one image or clip, decoded and normalised in the same way as the device's training samples."""
     form, shape = model.form, model.image_shape
     if (clips := sound.SoundForm.of(form, one_a_clip=False)) is not None:
-        return samples_of(model, clips.segments(file, shape[2])[:, None, None])
+        return samples_of(model, clips.segments(file, shape[2]))
     return samples_of(model, read_image(file, input_shape=shape, bit_depth=form.bit_depth or 8)[None])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,8 @@ from hushfleet.learning.graph_shapes import MEMORY_BYTES, check_cost
 from hushfleet.progress import doing
 from hushfleet.user_files import read_cached, write_cached
 from hushfleet.wire.format.spec import MAX_GRAPH_BYTES, FeatureSpec, Shape
+
+_BLOCK = 32  # samples in memory
 
 
 def check_features(graph: bytes, spec: FeatureSpec, *, memory_bytes: int = MEMORY_BYTES) -> None:
@@ -103,8 +106,11 @@ class FeatureGraph:
         self._session = session if self._stays else None
         with doing("features of images", total=len(samples)) as work:
             for place in range(len(samples)):
+                if not place % _BLOCK:  # sound may still be in its files
+                    block = samples.take(slice(place, place + _BLOCK))
+                    block = replace(block, images=np.asarray(block.images))
                 try:
-                    features[place] = _run(session, samples.take(slice(place, place + 1)))[0]
+                    features[place] = _run(session, block.take(slice(place % _BLOCK, place % _BLOCK + 1)))[0]
                 except GraphRefused:
                     if not skips:
                         raise
