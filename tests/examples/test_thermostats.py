@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import importlib
+import json
+import re
 import sqlite3
 import subprocess
 import sys
@@ -102,3 +104,12 @@ def test_both_scripts_run(tmp_path: Path) -> None:
     assert done.stdout.decode() == f"{len(lines)} samples in out.csv\n"
     assert 15 < len(lines) <= 31
     assert all(len(line) == 13 for line in lines)
+
+
+def test_the_page_has_the_measured_figures() -> None:
+    runs = json.loads((FOLDER.parents[1] / "docs" / "figures" / "thermostats.json").read_text())["runs"]
+    rows = re.findall(r"^\| \d (.+) \|$", (FOLDER / "README.md").read_text("utf-8"), re.M)
+    for quarter, row in enumerate(rows):
+        values = {name: [run[quarter][name] for run in runs] for name in ("alone", "shared", "own")}
+        assert row == "".join(f"| {np.mean(each):.1f} ±{np.std(each):.1f} " for each in values.values()).strip()
+    assert len(rows) == 4
