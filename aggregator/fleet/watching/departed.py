@@ -43,7 +43,7 @@ NOT_BOUNDED = (
 
 @dataclass
 class Part:
-    """What the log of a run says of a board.
+    """A board's part in a run, by its log.
 
     :param continues: the task whose model it continues; empty if none, or if the log is of an earlier version.
     :param stated: the total of this task that the board has stated last.
@@ -78,7 +78,7 @@ class Departed:
 
     @property
     def sentences(self) -> list[str]:
-        """What the epsilons bound, and what nothing bounds."""
+        """The sentences that say how the board left, and how much its models and its updates reveal."""
         what = f"{self.device} has left: {self.how}"
         if not self.server:
             return [f"{what}. No charge of it was ever noted, and no model has an update of it"]
