@@ -20,16 +20,17 @@ __all__ = ["get_model", "is_own", "model_names"]
 # Each network's file.
 _FILES = {
     **dict.fromkeys(
-        ("cifar10-cnn", "digits-cnn", "emnist-cnn", "fashion-mnist-cnn", "mnist-cnn", "svhn-cnn"), "compact"
+        ("cifar10-cnn", "cnn", "digits-cnn", "emnist-cnn", "fashion-mnist-cnn", "mnist-cnn", "svhn-cnn"), "compact"
     ),
     "autoencoder": "autoencoder",
     "linear": "linear",
     "resnet8-gn": "resnet",
     "resnet18-gn": "resnet",
+    "second-moments": "second_moments",
 }
 
 
-_ANY_SHAPE = ("autoencoder", "linear")
+_ANY_SHAPE = ("autoencoder", "cnn", "linear", "second-moments")
 
 
 def model_names() -> list[str]:

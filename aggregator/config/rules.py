@@ -17,7 +17,7 @@ from hushfleet.rules import Rule, Rules
 from hushfleet.secure.committee import committee_rule
 from hushfleet.wire.format.codecs import codec_of
 from hushfleet.wire.format.messages import MAX_COHORT
-from hushfleet.wire.format.spec import MAX_ROUNDS, UNIT_NORM
+from hushfleet.wire.format.spec import LOG_MEL, MAX_ROUNDS, UNIT_NORM
 
 _OF_NUMBERS = ", ".join(repr(name) for name, loss in LOSSES.items() if loss.of_numbers)
 
@@ -38,8 +38,13 @@ def _have_fixed_layers(model: Any) -> bool:
 
 MODEL: Rules = {
     "model.features-need-linear": (
-        lambda model: model.features is not None and model.name != "linear",
+        lambda model: model.features not in (None, LOG_MEL) and model.name != "linear",
         "features go with name = 'linear', not {name!r}, which takes images",
+    ),
+    "model.log-mel-needs-network": (
+        lambda model: model.features == LOG_MEL and (model.name == "linear" or model.share == "head"),
+        "features = 'sound:log-mel' are an image of sound, which a whole network takes: set name = 'cnn' and share = "
+        "'all'; a linear layer takes features = 'sound:speech'",
     ),
     "model.directions-need-features": (
         lambda model: model.directions is not None and model.features in (None, UNIT_NORM) and not model.public,
@@ -73,8 +78,8 @@ MODEL: Rules = {
         "'head') does not have; take name = 'autoencoder', or your own with one output for each value of a sample",
     ),
     "model.autoencoder-needs-reconstruction": (
-        lambda model: model.name == "autoencoder" and not find_loss(model.standard_loss).of_inputs,
-        "name = 'autoencoder' gives its input back; set loss = 'reconstruction', not {loss!r}",
+        lambda model: model.name in ("autoencoder", "second-moments") and not find_loss(model.standard_loss).of_inputs,
+        "name = {name!r} gives its input back; set loss = 'reconstruction', not {loss!r}",
     ),
 }
 
@@ -461,6 +466,14 @@ TASK: Rules = {
         lambda task: task.model.own_loss and task.parts().training.objective.distills,
         "model.loss = {model.loss!r}: method.name = {method.name!r} teaches by a loss of its own; take another method, "
         "or the loss 'cross-entropy'",
+    ),
+    "task.moments-are-summed-once": (
+        lambda task: (
+            task.model.name == "second-moments"
+            and (task.method.name, task.round.rounds, task.method.config().local_steps) != ("second-moments", 1, 1)
+        ),
+        "model.name = 'second-moments' is one sum of what one step from zero computes: take method.name = "
+        "'second-moments' with its own settings, and round.rounds = 1",
     ),
     "task.augment-needs-images": (
         lambda task: (

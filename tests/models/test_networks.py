@@ -12,6 +12,7 @@ from hushfleet.models import get_model, model_names
 def test_every_name_gives_its_model():
     cnns = [
         "cifar10-cnn",
+        "cnn",
         "digits-cnn",
         "emnist-cnn",
         "fashion-mnist-cnn",
@@ -20,7 +21,7 @@ def test_every_name_gives_its_model():
         "resnet8-gn",
         "svhn-cnn",
     ]
-    assert model_names() == sorted([*cnns, "autoencoder", "linear"])
+    assert model_names() == sorted([*cnns, "autoencoder", "linear", "second-moments"])
     for name in model_names():
         assert get_model(name).name == name
 
@@ -37,6 +38,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
     ("name", "size"),
     [
         ("digits-cnn", 160 + 2320 + 2080 + 330),
+        ("cnn", 160 + 2 * 2320 + 960 * 32 + 32 + 330),
         ("mnist-cnn", 832 + 51264 + 524800 + 5130),
         ("emnist-cnn", 160 + 4640 + 9248 + 9248 + 1568 * 128 + 128 + 129 * 26),
         ("fashion-mnist-cnn", 320 + 18496 + 9216 * 128 + 128 + 1290),
@@ -59,11 +61,14 @@ def test_an_autoencoder_gives_its_input_through_fewer_numbers():
     model = get_model("autoencoder", input_shape=(2, 1, 3))
     weights = [(6, 3), (3, 6)]
     assert (model.classes, model.layout.size) == (6, sum(i * o + o for i, o in weights))
-    with pytest.raises(BadInput, match="7 outputs, and a sample has 6 values"):
-        get_model("autoencoder", classes=7, input_shape=(2, 1, 3))
+    for name in ("autoencoder", "second-moments"):
+        with pytest.raises(BadInput, match="7 outputs, and a sample has 6 values"):
+            get_model(name, classes=7, input_shape=(2, 1, 3))
+    with pytest.raises(BadInput, match="98 blocks of 128 x 128 second moments are 1605632 values"):
+        get_model("second-moments", input_shape=(1, 128, 98))
 
 
-@pytest.mark.parametrize("name", sorted({*model_names()} - {"autoencoder"}))
+@pytest.mark.parametrize("name", sorted({*model_names()} - {"autoencoder", "second-moments"}))
 def test_forward_gives_one_logit_a_class(name):
     model = get_model(name, classes=7)
     x = torch.zeros(3, *model.input_shape)
@@ -151,3 +156,9 @@ def test_init_is_a_function_of_the_seed():
     tensors = model.layout.unflatten(first)
     assert np.all(tensors["stem_norm.weight"] == 1)
     assert np.all(tensors["stem_norm.bias"] == 0)
+
+
+def test_a_cnn_takes_images_of_any_size():
+    assert get_model("cnn", classes=3, input_shape=(2, 9, 20)).layout.shapes[-4] == (32, 16 * 1 * 2)
+    with pytest.raises(BadInput, match="sides of at least 8"):
+        get_model("cnn", input_shape=(1, 1, 16000))
