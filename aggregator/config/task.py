@@ -295,6 +295,7 @@ def _named_files(plain: Any) -> Iterator[tuple[Any, Any]]:
     for section, key in (
         ("data", "path"),
         ("model", "features"),
+        ("model", "public"),
         ("model", "weights"),
         ("model", "start"),
         ("model", "name"),
@@ -353,10 +354,12 @@ def _steps(task: Task, plain: dict[str, Any]) -> dict[str, Any]:
     if rule is None or privacy.epsilon is None or privacy.unit == "record":
         return {}
     devices = math.sqrt(task.cohort_size * task.noise_split)  # so many with divided noise have the same mean noise
-    given = {"rounds": task.round.rounds} if "rounds" in plain.get("round", {}) else {}
+    given: dict[str, Any] = {"rounds": task.round.rounds} if "rounds" in plain.get("round", {}) else {}
+    if task.model.public is not None:
+        given["public"] = True
     steps = rule(devices=devices, epsilon=privacy.epsilon, delta=task.delta, **given)
     found = {"privacy": {"clip_norm": steps.clip_norm, **plain.get("privacy", {})}}
-    if not given:
+    if "rounds" not in given:
         found["round"] = {**plain.get("round", {}), "rounds": steps.rounds}
     if task.model.directions is None and task.model.has_order:
         found["model"] = {**plain["model"], "directions": steps.directions}

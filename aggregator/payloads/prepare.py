@@ -16,7 +16,7 @@ import numpy as np
 
 from hushfleet.aggregator.config.question import question_of
 from hushfleet.aggregator.config.task import Task
-from hushfleet.aggregator.payloads.public_data import load_public, normalisation
+from hushfleet.aggregator.payloads.public_data import PUBLIC, load_public, normalisation, public_samples
 from hushfleet.aggregator.payloads.start import EarlierModel
 from hushfleet.data.form import MOST_COLUMNS, OWN_DATA, TABLES, SampleForm, ValueKind
 from hushfleet.data.samples import DataSet, LabelledSamples
@@ -54,6 +54,7 @@ class PreparedTask:
     :param dataset: the simulation's data, or the aggregator's public test set; None if there is none.
     :param inference: computes the logits of a flat vector on the network's inputs, by ONNX Runtime.
     :param features: computes these inputs from images if they are features; None if they are the images.
+    :param period: the place of this task in a chain of tasks that continue each other with the same classes, from 1 on.
     :param evaluate_global: returns accuracy and loss of a global vector on the common test set; None without one.
     """
 
@@ -68,6 +69,7 @@ class PreparedTask:
     inference: InferenceGraph
     features: FeatureGraph | None
     evaluate_global: Callable[[np.ndarray], Evaluation] | None
+    period: int = 1
 
 
 def prepare(
@@ -106,7 +108,7 @@ def prepare(
             task.statistic.check_column(math.prod(shape), () if task.targets.are_classes else class_names)
         except ValueError as error:
             raise BadInput(f"statistic.{error}") from error
-    extractor = _features(task, shape, standardised=any(each != 1 for each in std))
+    extractor = _features(task, shape, mean, std)
     input_shape = shape if extractor is None else (extractor.shared, 1, 1)
     # Boards fetch a network with each task, but do not use it if nothing trains, so the smallest one is enough.
     taken = (1, 1, 1) if task.statistic is not None and task.model.name == "linear" else input_shape
@@ -156,10 +158,11 @@ def prepare(
         question=question_of(task, noise_multiplier=privacy.noise_multiplier, classes=len(class_names)),
     )
     spec = _with_values(spec, dataset, task.data.name)
-    initial = model.init(task.seed)
+    initial, period = model.init(task.seed), 1
     if task.model.start is not None:
         earlier = EarlierModel.read(Path(task.model.start))
         initial, spec = earlier.vector(spec.model), replace(spec, continues=earlier.continued)
+        period = earlier.next_period(spec.model.class_names)
     package = spec.to_bytes()
     if len(package) > MAX_SPEC_BYTES:
         raise BadInput(
@@ -202,14 +205,14 @@ def prepare(
         inference=inference,
         features=features,
         evaluate_global=(lambda params: evaluate(inference, params, common_test(), metrics)) if is_tested else None,
+        period=period,
     )
 
 
-def _features(task: Task, shape: tuple[int, int, int], *, standardised: bool) -> FeatureExtractor | None:
-    """Returns the model that computes features of images, or None if there is none. Raises `BadInput`.
-
-    :param standardised: whether the task's mean and deviation scale the values.
-    """
+def _features(
+    task: Task, shape: tuple[int, int, int], mean: Sequence[float], std: Sequence[float]
+) -> FeatureExtractor | None:
+    """Returns the model that computes features of images, or None if there is none. Raises `BadInput`."""
     section = task.model
     if section.features is None and section.share == "all":
         return None
@@ -218,10 +221,19 @@ def _features(task: Task, shape: tuple[int, int, int], *, standardised: bool) ->
 
     if section.features is not None:
         weights = None if section.weights is None else Path(section.weights)
+        scaled = any(each != 1 for each in std)
+        public = None if section.public is None else public_samples(task, Path(section.public), shape, mean, std)
         with doing(f"making the graph of the features {section.features}"):
             extractor = get_features(
-                section.features, shape, directions=section.directions, weights=weights, standardised=standardised
+                section.features,
+                shape,
+                directions=section.directions,
+                public=public,
+                weights=weights,
+                standardised=scaled,
             )
+        if public is not None:
+            print(f"model.public = {section.public!r}: {len(public)} {PUBLIC}", file=sys.stderr)
         if extractor.about:
             print(extractor.about, file=sys.stderr)
         return extractor

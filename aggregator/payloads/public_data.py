@@ -1,12 +1,24 @@
-"""Loads a task's public data set, normalised in the same way as on its devices; without PyTorch, for many processes."""
+"""Loads a task's public data set, and its public samples without labels, normalised in the same way as on its devices;
+without PyTorch, for many processes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from hushfleet.aggregator.config.task import Task
-from hushfleet.data.samples import DataSet
+from hushfleet.data.samples import DataSet, Samples
+from hushfleet.errors import BadInput
+
+LEAST, MOST = 16, 2000
+"""The numbers of public samples: at least; at most, evenly spaced, are read."""
+PUBLIC = (
+    "samples without labels determine the directions of the shared head. These samples are taken as public: whoever "
+    "receives the task can learn from its features about them"
+)
 
 
 def load_public(task: Task, data_dir: Path | None) -> DataSet:
@@ -26,3 +38,39 @@ def normalisation(task: Task, channels: int) -> tuple[tuple[float, ...], tuple[f
     if task.data.mean:
         return task.data.mean, task.data.std
     return (0.0,) * channels, (1.0,) * channels
+
+
+def public_samples(
+    task: Task, path: Path, shape: tuple[int, int, int], mean: Sequence[float], std: Sequence[float]
+) -> Samples:
+    """Returns the samples of `model.public`, normalised as the task's own; their labels have no meaning.
+
+    :param path: a folder of images or sound, or an .npz file with `train_x`.
+
+    Raises `BadInput`.
+    """
+    normal, where = {"mean": mean, "std": std}, f"model.public = {str(path)!r}"
+    if path.suffix == ".npz":
+        from hushfleet.data.arrays import Data, load_arrays
+
+        if (x := load_arrays(path).train_x) is None:
+            raise BadInput(f"{where} has no array train_x; numpy.savez({path.name!r}, train_x=...) writes one")
+        some = np.asarray(x)[:: max(1, -(-len(x) // MOST))]
+        rules = {"class_names": ("any", "other"), "form": replace(task.data.form, labels=""), "input_shape": shape}
+        data = Data(test_x=some, test_y=np.zeros(len(some), np.int64))
+        found = data.dataset("public", **rules, **normal, where=where).test
+    else:
+        from hushfleet.data.folder import load_unlabelled
+        from hushfleet.data.sound import SoundForm
+
+        sound = SoundForm.of(task.data.form, one_a_clip=task.privacy.unit == "record")
+        if shape[1] == 1 and sound is None:
+            raise BadInput(f"{where}: the task's samples are no images or sound; give an .npz file with train_x")
+        form = {"input_shape": shape, "class_names": (), "bit_depth": task.data.bit_depth or 8, "sound": sound}
+        found = load_unlabelled(path, most=MOST, **form, **normal)
+    if len(found) < LEAST or found.images.shape[1:] != tuple(shape):
+        raise BadInput(
+            f"{where} has {len(found)} samples of {list(found.images.shape[1:])}; at least {LEAST} of {list(shape)} "
+            "are needed"
+        )
+    return found

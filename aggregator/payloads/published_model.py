@@ -45,12 +45,13 @@ class PublishedModel:
     :param store: keeps the differences, and the checkpoints in its folder.
     :param spec: the task, which the checkpoints name, so that a later task can continue from one (`EarlierModel`).
     :param vectors: the names of the vectors.
+    :param period: as in `PreparedTask`.
     """
 
     published: np.ndarray
     digest: bytes
 
-    def __init__(self, store: AggregatorStore, spec: TaskSpec, vectors: Sequence[str] = ()) -> None:
+    def __init__(self, store: AggregatorStore, spec: TaskSpec, vectors: Sequence[str] = (), *, period: int = 1) -> None:
         layout, features = spec.model.layout, spec.model.features
         about = {
             "task": spec.task,
@@ -58,11 +59,17 @@ class PublishedModel:
             "features": None if features is None else features.graph.digest.hex(),
             "normalisation": [spec.model.mean, spec.model.std],
             "columns": spec.model.form.columns,
+            "period": period,
         }
         self.checkpoints = Checkpoints(store.folder, layout, vectors=vectors, about=about, durable=store.durable)
         self.differences = Differences(store, full_bytes=4 * layout.size * (1 + len(vectors)))
         self._layout, self._vectors = layout, vectors
         self._as_bytes: bytes | None = None  # set after the first request for them
+
+    @property
+    def first(self) -> np.ndarray:
+        """The first model, float32 `[d]`, which the seed draws, or which an earlier task has left."""
+        return self.checkpoints.read(0)[: self._layout.size]
 
     def load(self, round: int, *, named: bytes | None, initial: np.ndarray) -> None:
         """Loads the model after `round` rounds. Raises `StoreError`.

@@ -29,6 +29,7 @@ class EarlierModel:
     :param features: SHA-256 of the graph of its features, in hex; None without features.
     :param normalisation: mean and std of the values that it was trained on; None in files of 0.3.0 and before.
     :param columns: the columns that its network takes, in this order; empty if the file, or the task, names none.
+    :param period: the place of its task in a chain of tasks that continue each other, from 1 on.
     """
 
     path: Path
@@ -38,6 +39,7 @@ class EarlierModel:
     features: str | None
     normalisation: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     columns: tuple[str, ...] = ()
+    period: int = 1
 
     @classmethod
     def read(cls, start: Path) -> EarlierModel:
@@ -56,7 +58,8 @@ class EarlierModel:
         mean, std = map(tuple, about.get("normalisation", ((), ())))
         normalisation = (mean, std) if mean else None
         classes, columns = (tuple(about.get(key, ())) for key in ("classes", "columns"))
-        return cls(path, tensors, about.get("task", ""), classes, about.get("features"), normalisation, columns)
+        about = {"task": "", "features": None, "period": 1, **about}
+        return cls(path, tensors, about["task"], classes, about["features"], normalisation, columns, about["period"])
 
     def vector(self, model: ModelSpec) -> np.ndarray:
         """Returns the first model float32 `[d]` of a task with the network and the classes of `model`.
@@ -101,6 +104,10 @@ class EarlierModel:
         flat = np.concatenate([self.tensors[name].ravel() for name in layout.names])
         softmax = model.targets.loss == "cross-entropy"
         return carry_over(flat, names, layout=model.layout, to_names=to_names, softmax=softmax)
+
+    def next_period(self, class_names: tuple[str, ...]) -> int:
+        """Returns the period of a task that continues from here: 1 with other classes, which are still to learn."""
+        return self.period + 1 if self.class_names in ((), class_names) else 1
 
     @property
     def continued(self) -> EarlierTask | None:

@@ -55,6 +55,34 @@ class Accuracies:
         return self.shared - self.alone_common
 
 
+class PublicGain(NamedTuple):
+    """The use of public samples of the same kind, by a simulation on own images; accuracies of personalized heads.
+
+    :param samples: their number.
+    :param labelled: the accuracy of a head that is trained on them with labels, without a fleet.
+    """
+
+    samples: int
+    without: float
+    given: float
+    labelled: float
+
+    @property
+    def in_words(self) -> str:
+        """One sentence or two, with full stops."""
+        use = (
+            f"{self.samples} such images that are public, without labels (model.public): personalized heads reach "
+            f"{100 * self.given:.1f} % in place of {100 * self.without:.1f} %."
+        )
+        best = max(self.given, self.without)
+        if self.labelled <= best:
+            return f"{use} A head trained on them with labels: {100 * self.labelled:.1f} %."
+        return (
+            f"{use} If they have labels, a head trained on them alone reaches {100 * self.labelled:.1f} %, more than "
+            "the fleet: then train on them, and put nobody's privacy at risk."
+        )
+
+
 class Estimate(NamedTuple):
     """The table's answer for a fleet.
 
@@ -100,12 +128,20 @@ class GainTable:
     :param plain: the cells as the script writes them.
     :param measured_on: the user's own images on which they were measured; empty: other images were used.
     :param notes: further remarks that apply to all cells.
+    :param public: the use of public samples; None if it was not measured.
 
     `sizes` and `epsilons` are the measured numbers of devices and epsilons, in rising order.
     """
 
-    def __init__(self, plain: Mapping[str, Any], *, measured_on: str = "", notes: tuple[str, ...] = ()) -> None:
-        self.measured_on, self.notes = measured_on, notes
+    def __init__(
+        self,
+        plain: Mapping[str, Any],
+        *,
+        measured_on: str = "",
+        notes: tuple[str, ...] = (),
+        public: PublicGain | None = None,
+    ) -> None:
+        self.measured_on, self.notes, self.public = measured_on, notes, public
         self.seeds, self.date, self.made_by = plain["seeds"], plain["date"], plain["made_by"]
         self.fleets = plain["fleets"]
         self.least_seeds = min((fleet["seeds"] for fleet in plain["fleets"]), default=0)  # some fleets have fewer

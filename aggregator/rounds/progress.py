@@ -5,6 +5,7 @@ A closing round stores all of it in one transaction, so a new process finds the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ class TaskProgress:
     def __init__(self, store: AggregatorStore, prepared: PreparedTask) -> None:
         self._store, self._prepared = store, prepared
         self._method, self._layout = prepared.method, prepared.spec.model.layout
-        self.model = PublishedModel(store, prepared.spec, self._method.server.vectors)
+        self.model = PublishedModel(store, prepared.spec, self._method.server.vectors, period=prepared.period)
         stored = store.get("server_state")
         initial = self._method.server.initial
         self._server = initial(prepared.task.seed) if stored is None else server_state_from_bytes(stored)
@@ -103,6 +104,9 @@ class TaskProgress:
         after = before if collected is None else collected.aggregated()
         if round == self._prepared.spec.last_training_round:
             after = self._method.server.final(self._server, after)
+            if self._method.server.averages_periods and self._prepared.period > 1:
+                first = self.model.first
+                after = (first + (after - first) / math.sqrt(self._prepared.period)).astype(np.float32)
         if after is before:
             return NextModel(before, self.model.published, self.model.digest, None)
         return self._step(after, self.model.vectors, round, collected)

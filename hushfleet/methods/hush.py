@@ -155,6 +155,10 @@ class TailMean(ServerHalf):
             velocity = velocity + self.momentum * xp.asarray(state["velocity"], dtype=after.dtype, device=after.device)
         return after + self.momentum * velocity
 
+    @property
+    def averages_periods(self) -> bool:
+        return self.noise_multiplier > 0
+
     def final(self, state: ServerArrays, last: np.ndarray) -> np.ndarray:
         mean: np.ndarray = (state.get("sum", 0.0) + last.astype(np.float64)) / (state.get("count", 0) + 1)
         return mean.astype(np.float32)

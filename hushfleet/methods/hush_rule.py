@@ -29,6 +29,8 @@ WAY, LONGEST_WAY = 1.5, 180.0
 """T C per unit of r, and its maximum."""
 DIRECTIONS, LEAST_DIRECTIONS = 2.5, 32
 """The number of principal components per unit of r, and its minimum."""
+PUBLIC_DIRECTIONS, LEAST_PUBLIC_DIRECTIONS = 2 / 3, 16
+"""The same for directions that public samples determine: fewer of these contain the signal."""
 PAYS_FROM = 12.5
 """The r at which devices with twenty images of ten classes (Fashion-MNIST) gain some five points."""
 
@@ -48,19 +50,21 @@ def signal(*, devices: float, epsilon: float, delta: float) -> float:
     return devices / noise_multiplier_for(epsilon=epsilon, delta=delta, steps=1)
 
 
-def rule(*, devices: float, epsilon: float, delta: float, rounds: int = ROUNDS) -> Steps:
+def rule(*, devices: float, epsilon: float, delta: float, rounds: int = ROUNDS, public: bool = False) -> Steps:
     """Returns rounds, clip norm and number of components; parameters as in `signal` and `steps_at`."""
-    return steps_at(signal(devices=devices, epsilon=epsilon, delta=delta), rounds=rounds)
+    return steps_at(signal(devices=devices, epsilon=epsilon, delta=delta), rounds=rounds, public=public)
 
 
-def steps_at(r: float, *, rounds: int = ROUNDS) -> Steps:
+def steps_at(r: float, *, rounds: int = ROUNDS, public: bool = False) -> Steps:
     """:param rounds: of the task, if it sets them.
+    :param public: whether public samples determine the directions.
 
-    >>> steps_at(20.0)
-    Steps(rounds=20, clip_norm=1.5, directions=48)
+    >>> steps_at(20.0), steps_at(50.0, public=True).directions
+    (Steps(rounds=20, clip_norm=1.5, directions=48), 32)
     """
     clip_norm = min(WAY * r, LONGEST_WAY) / rounds
-    return Steps(rounds, float(f"{clip_norm:.3g}"), max(LEAST_DIRECTIONS, 8 * round(DIRECTIONS * r / 8)))
+    per_r, least = (PUBLIC_DIRECTIONS, LEAST_PUBLIC_DIRECTIONS) if public else (DIRECTIONS, LEAST_DIRECTIONS)
+    return Steps(rounds, float(f"{clip_norm:.3g}"), max(least, 8 * round(per_r * r / 8)))
 
 
 @cache

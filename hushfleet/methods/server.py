@@ -95,6 +95,12 @@ class ServerHalf:
         xp = array_api.array_namespace(global_params)
         return global_params + xp.astype(mean_of(sums, weights), global_params.dtype)
 
+    @property
+    def averages_periods(self) -> bool:
+        """Whether noise is the larger part of what a task adds to the model that it continues, so that the p-th task of
+        a chain takes 1 / sqrt(p) of its step (`TaskProgress.next_model`)."""
+        return False
+
     def final(self, state: ServerArrays, last: np.ndarray) -> np.ndarray:
         """Returns the final global vector of the task, float32 `[d]`.
 

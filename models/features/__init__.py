@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hushfleet.at_need import at_need
+from hushfleet.data.samples import Samples
 from hushfleet.errors import BadInput, GraphRefused, format_value
 from hushfleet.learning.graph_features import check_features
 from hushfleet.learning.graph_session import open_session
@@ -22,6 +23,7 @@ from hushfleet.models.features import backbone, classifier, pretrained, whitenin
 from hushfleet.models.features.backbone import FeatureExtractor
 from hushfleet.models.features.filters import Filters
 from hushfleet.models.features.hidden import hidden_graph
+from hushfleet.models.features.public import drawn_like, projection
 from hushfleet.models.features.scattering import Scattering
 from hushfleet.models.features.speech import Speech
 from hushfleet.models.features.unit_norm import UnitNorm
@@ -128,6 +130,7 @@ def get_features(
     image_shape: Shape,
     *,
     directions: int | None = None,
+    public: Samples | None = None,
     weights: Path | None = None,
     standardised: bool = False,
     cache_dir: Path | None = None,
@@ -138,6 +141,7 @@ def get_features(
 
     :param directions: how many leading principal components a shared head takes, scaled to norm 1 by
         themselves; None, or the number of all of them: all features.
+    :param public: samples that determine these directions, in place of the features' own order.
     :param weights: the file of a package's network; None: the package's own download folder.
     :param standardised: for `unit-norm`: whether the task's mean and deviation scale the values.
     :param cache_dir: default `$XDG_CACHE_HOME/hushfleet/graphs`, or `~/.cache/hushfleet/graphs`.
@@ -145,6 +149,9 @@ def get_features(
     :raises GraphRefused: a device would refuse the graph, or its results differ from PyTorch's.
     """
     made = find_features(name).make(Asked(name, image_shape, weights, standardised, cache_dir))
+    if public is not None:
+        white = projection(*(_values(made, each) for each in (public, drawn_like(public))), directions)
+        return _checked(_with_shared(made, white.add, white.count), f"model.features = {name!r} with model.public")
     if directions is None or (made.has_order and directions >= made.count - 1):
         return _checked(made, f"model.features = {name!r}")
     if not made.has_order:
@@ -154,9 +161,20 @@ def get_features(
             f"come from a classifier, a linear layer (Gemm, or MatMul and Add) of at least {classifier.LEAST + 1} "
             f"classes, with nothing but a softmax or a sigmoid behind it; export the network with it, or {cure}"
         )
-    graph = whitening.with_leading(made.graph, directions, image_shape, made.count)
-    both = replace(made, graph=graph, count=directions + 1 + made.count, shared=directions + 1)
+    leading = partial(whitening.add_leading, directions=directions)
+    both = _with_shared(made, leading, directions + 1)
     return _checked(both, f"model.features = {name!r} with model.directions = {directions}")
+
+
+def _with_shared(made: FeatureExtractor, add: Callable[[Graph, str], str], shared: int) -> FeatureExtractor:
+    graph = whitening.with_leading(made.graph, add, shared, made.image_shape, made.count)
+    return replace(made, graph=graph, count=shared + made.count, shared=shared)
+
+
+def _values(made: FeatureExtractor, samples: Samples) -> np.ndarray:
+    session = open_session(made.graph)
+    parts = [samples.take(slice(first, first + _BATCH)).x for first in range(0, len(samples), _BATCH)]
+    return np.concatenate([np.empty((0, made.count)), *(session.run(["features"], {"x": x})[0] for x in parts)])
 
 
 def hidden_features(model: Model, params: np.ndarray, *, cache_dir: Path | None = None) -> FeatureExtractor:

@@ -8,6 +8,7 @@ without noise both gave the same.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -102,15 +103,24 @@ def unit_with_bias(features: Tensor) -> Tensor:
     return F.pad(unit(features), (0, 1), value=BIAS)
 
 
-def with_leading(made: bytes, directions: int, image_shape: tuple[int, int, int], count: int) -> bytes:
-    """Extends the graph `made`, whose features have norm 1 and a bias: before them come the first `directions` of them,
-    again with norm 1 and a bias: `[batch, directions + 1 + count]`."""
+def with_leading(
+    made: bytes, add: Callable[[Graph, str], str], shared: int, image_shape: tuple[int, int, int], count: int
+) -> bytes:
+    """Extends the graph `made`, whose features have norm 1 and a bias: before them come those of a shared head:
+    `[batch, shared + count]`.
+
+    :param add: adds the nodes that make them, `[batch, shared]`, of all features, and returns the name of their result.
+    """
     ends, model = Graph(), onnx.load_from_string(made)
     model = onnx.compose.add_prefix(model, "whole.", rename_inputs=False)
-    bounds = (ends.constant(np.array([each])) for each in (0, directions, 1))
-    leading = add_unit_with_bias(ends, ends.node("Slice", "whole.features", *bounds))
-    both = ends.node("Concat", leading, "whole.features", axis=1)
-    return ends.appended_to(model, "x", both, image_shape, directions + 1 + count)
+    both = ends.node("Concat", add(ends, "whole.features"), "whole.features", axis=1)
+    return ends.appended_to(model, "x", both, image_shape, shared + count)
+
+
+def add_leading(graph: Graph, features: str, directions: int) -> str:
+    """Adds the first `directions` of `features [b, F]`, again with norm 1 and a bias."""
+    bounds = (graph.constant(np.array([each])) for each in (0, directions, 1))
+    return add_unit_with_bias(graph, graph.node("Slice", features, *bounds))
 
 
 def add_unit(graph: Graph, features: str, *, least: float = LEAST_NORM) -> str:

@@ -46,10 +46,10 @@ def sessions() -> list[onnxruntime.InferenceSession]:
 
 
 def by_hand(sound: np.ndarray) -> np.ndarray:
-    """The features of one clip `[T]`: window after window of 76 frames."""
+    """The features of one clip `[T]`: window after window of 76 frames, the first of which ends with 8 of the clip."""
     levels, embedding = sessions()
     [found] = levels.run(None, {"input": sound[None] * np.float32(1 << 15)})
-    mel = found[0, 0] / 10 + 2
+    mel = np.concatenate([found[0, 0, :1].repeat(68, 0), found[0, 0]]) / 10 + 2
     windows = np.stack([mel[start : start + 76] for start in range(0, len(mel) - 75, 8)])
     each = embedding.run(None, {"input_1": windows[..., None]})[0].reshape(len(windows), 96)
     return np.concatenate([each.mean(0), each.max(0)])
@@ -84,7 +84,7 @@ def test_a_board_takes_the_graph(cache_dir: Path) -> None:
     facts = check_graph(made.graph, max_initializer_bytes=4 << 20)
     cost = check_cost(facts, batch=1)
     assert cost.held_bytes < 4 << 20
-    assert cost.work < 80e6
+    assert cost.work < 130e6
     few = get_features("sound:speech", (1, 1, 16000), directions=40, cache_dir=cache_dir)
     assert (few.count, few.shared) == (41 + 193, 41)
     x = np.stack([spoken(word) for word in WORDS])[:, None, None]
@@ -101,7 +101,7 @@ def test_public_speech_is_the_same_each_time() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 1, LEAST_SAMPLES - 1), (2, 1, 16000), (1, 28, 28)])
 def test_what_is_no_second_of_sound_is_refused(shape: tuple[int, int, int]) -> None:
-    with pytest.raises(BadInput, match=r"at least 12512 samples at 16000 Hz, so 0.78 s, not samples of \d"):
+    with pytest.raises(BadInput, match=r"at least 1632 samples at 16000 Hz, so 0.10 s, not samples of \d"):
         get_features("sound:speech", shape)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import hushfleet as hf
 from hushfleet.aggregator.payloads.prepare import prepare
 from hushfleet.aggregator.payloads.start import EarlierModel
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
@@ -17,8 +19,9 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.trainer import DeviceRound
 from hushfleet.errors import BadInput
 from hushfleet.methods import method_of
+from hushfleet.methods.hush import TailMean
 from hushfleet.methods.state import DeviceState, PublicState
-from hushfleet.simulator.run_folder import Simulation
+from hushfleet.simulator.run_folder import Simulation, go_on
 from hushfleet.wire.format.spec import EarlierTask, PrivacySpec, TaskSpec
 
 
@@ -146,3 +149,47 @@ def test_what_is_no_such_model_is_refused_by_name(calm: Simulation, tmp_path: Pa
     task = replace(before.task, model=replace(before.task.model, start=str(path)))
     with pytest.raises(BadInput, match=words):
         prepare(task)
+
+
+def hush_run(folder: Path, name: str, **changes: Any) -> Simulation:
+    """Runs a task of `hush` on digits as vectors, with noise; the task named `stopped` in two parts."""
+    privacy = {"accounting": "secure", "noise_multiplier": 5.0, "clip_norm": 1.0, "honest_fraction": 1.0}
+    task = {"name": "t", "model": {"name": "linear"}, "method": {"name": "hush"}, "privacy": privacy}
+    task |= {"data": {"name": "digits", "devices": 5, "limit": 100}, "round": {"rounds": 4, "min_updates": 5}}
+    how: dict[str, Any] = {"out": folder / name, "quiet": True, "report": False, "workers": 1}
+
+    def stop(closed: Any) -> None:
+        if closed.number == 3:
+            raise KeyboardInterrupt
+
+    if name == "stopped":
+        with pytest.raises(KeyboardInterrupt):
+            hf.simulate(task, changes, on_round=stop, **how)
+        how["resume"] = True
+    hf.simulate(task, changes, **how)
+    return go_on(folder / name, data_dir=None)
+
+
+def test_the_next_period_of_hush_takes_a_smaller_step_with_its_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H_old + (H_new - H_old) / sqrt(p), also where the run is resumed."""
+    first = hush_run(tmp_path, "first")
+    then = {"model.start": str(first.folder.path), "seed": 1}
+    second, stopped = (hush_run(tmp_path, name, **then) for name in ("second", "stopped"))
+    third = hush_run(tmp_path, "third", **{"model.start": str(second.folder.path)})
+    monkeypatch.setattr(TailMean, "averages_periods", False)
+    whole = hush_run(tmp_path, "whole", **then)
+    old, new, found = map(final_of, (first, whole, second))
+    step = 0.5 * 5.0 / 5  # of the rounding to half the noise of a mean, of both
+    np.testing.assert_allclose(found, old + (new - old) / np.sqrt(2), atol=step)
+    assert (found - old) @ (new - old) / np.square(new - old).sum() == pytest.approx(1 / np.sqrt(2), abs=0.03)
+    np.testing.assert_array_equal(final_of(stopped), found)
+    assert [each.prepared.period for each in (first, second, stopped, third)] == [1, 2, 2, 3]
+    earlier = EarlierModel.read(third.folder.path)
+    assert [earlier.next_period(names) for names in (earlier.class_names, ("new", *earlier.class_names))] == [4, 1]
+
+
+def test_without_noise_a_period_takes_its_whole_step() -> None:
+    assert TailMean(4, noise_multiplier=1.0).averages_periods
+    assert not TailMean(4).averages_periods

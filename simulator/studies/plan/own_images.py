@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 from onnxruntime import InferenceSession
 
+from hushfleet.aggregator.payloads.public_data import LEAST as LEAST_PUBLIC
 from hushfleet.aggregator.planning.advice import Question
-from hushfleet.aggregator.planning.gain_table import GainTable
+from hushfleet.aggregator.planning.gain_table import GainTable, PublicGain
 from hushfleet.data.folder import load_folder
 from hushfleet.data.partition import stratified_choice
 from hushfleet.data.samples import Samples
@@ -19,8 +20,9 @@ from hushfleet.errors import BadInput, GraphRefused
 from hushfleet.learning.graph_session import open_session
 from hushfleet.methods.hush_rule import signal
 from hushfleet.models.features import get_features
+from hushfleet.models.features.public import ENOUGH, drawn_like
 from hushfleet.progress import doing
-from hushfleet.simulator.studies.plan.simulated import Figures, Images, SimulatedFleet, deal, over_seeds
+from hushfleet.simulator.studies.plan.simulated import Dealt, Figures, Images, SimulatedFleet, deal, over_seeds
 
 SEEDS = (0, 1, 2)
 TIMES = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -107,6 +109,7 @@ def measured_table(asked: Question, own: OwnImages) -> GainTable:
             for epsilon, r in signals.items():
                 lines[-1]["epsilon"][epsilon] = fleet.at(r)
                 work.count()
+    gain = public_gain(asked, own, session)
     name = asked.measured_as
     who = {"features": name, "classes": own.classes, "devices": asked.counted, "images": asked.images}
     plain = {
@@ -120,14 +123,41 @@ def measured_table(asked: Question, own: OwnImages) -> GainTable:
     few = f"there are images for {devices} devices of {asked.devices}; they were simulated with the noise of all"
     return GainTable(
         plain,
+        public=gain,
         measured_on=f"{len(given):,} images of {own.name}, and {len(own.test):,} others to test",
         notes=() if devices == asked.devices else (few,),
     )
 
 
+def public_gain(asked: Question, own: OwnImages, session: InferenceSession) -> PublicGain | None:
+    """Simulates the fleet with some of the images as public samples, and without; None if there are too few images.
+
+    The others are dealt to as many devices as they suffice for, with the same r.
+    """
+    count = min(ENOUGH, len(own.train) // 5)
+    held = stratified_choice(own.train.y, count, _rng())
+    public, rest = own.train.take(held), own.train.take(np.setdiff1d(np.arange(len(own.train)), held))
+    devices = min(asked.devices, len(rest) // asked.images)
+    if count < LEAST_PUBLIC or devices < min(LEAST_DEVICES, asked.devices):
+        return None
+    rest = _some(rest, 2 * devices * asked.images)
+    x, test_x, shown, drawn = (features_of(session, each) for each in (rest, own.test, public, drawn_like(public)))
+    images, found = Images(x, rest.y, test_x, own.test.y), list[tuple[float, float]]()
+    r = signal(devices=asked.counted, epsilon=asked.epsilon, delta=asked.delta)
+    with doing("simulating devices with public samples", total=len(SEEDS)) as work:
+        for seed in SEEDS:
+            dealt = deal(images, devices=devices, each=asked.images, seed=seed, alpha=asked.alpha)
+            without, given = (SimulatedFleet(images, dealt, seed, asked.have_order, p) for p in (None, (shown, drawn)))
+            found.append((without.at(r)["chosen"]["own"], given.at(r)["chosen"]["own"]))
+            work.count()
+    labelled = SimulatedFleet(images, Dealt(shown[None], public.y[None], np.full((1, own.classes), 1 / own.classes)), 0)
+    without, given = np.mean(found, axis=0).tolist()
+    return PublicGain(count, without, given, labelled.alone["common"])
+
+
 def features_of(session: InferenceSession, samples: Samples, *, batch: int = 32) -> np.ndarray:
     """Returns features float32 `[n, F]` of pixels in [0, 1]. Raises `GraphRefused` if ONNX Runtime fails."""
-    channels, found = len(samples.mean), list[np.ndarray]()
+    channels, found = len(samples.mean), [np.empty((0, session.get_outputs()[0].shape[1]), np.float32)]
     raw = replace(samples, mean=(0.0,) * channels, std=(1.0,) * channels)
     with doing("features of images", total=len(raw)) as work:
         for first in range(0, len(raw), batch):

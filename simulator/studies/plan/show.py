@@ -35,6 +35,7 @@ def to_plain(advice: Advice, needed: Needs, boards: list[BoardCosts], year: Year
         "in_words": advice.in_words,
         "accuracy": asdict(advice.estimate.accuracies) | {"gain": advice.estimate.accuracies.gain},
         "intervals": {head: interval._asdict() for head, interval in advice.intervals._asdict().items()},
+        "public": None if advice.table.public is None else advice.table.public._asdict(),
         "near": advice.estimate.near,
         "outside": (*advice.table.notes, *advice.estimate.outside),
         "sizes": [{"devices": each.question.devices} | _row(each) for each in advice.sizes],
@@ -63,6 +64,8 @@ def show(console: Console, advice: Advice, needed: Needs, boards: list[BoardCost
     ):
         accuracy.add_row(test, percent(alone), percent(shared), f"{100 * (shared - alone):+.1f} points", str(interval))
     console.print(accuracy)
+    if advice.table.public is not None:
+        console.print(advice.table.public.in_words, soft_wrap=True)
     takes = Table(show_header=False)
     for name, text in rows(advice, needed, boards).items():
         takes.add_row(name, escape(text))

@@ -20,7 +20,9 @@ from hushfleet.errors import BadInput
 from hushfleet.learning.personalized_head import inputs_of_own, own_logits, personalized_head_of
 from hushfleet.methods.hush import TailMean
 from hushfleet.methods.hush_rule import steps_at
+from hushfleet.methods.method import Steps
 from hushfleet.methods.server import ClosedRound
+from hushfleet.models.features.public import projection
 from hushfleet.models.features.whitening import BIAS, LEAST_NORM
 from hushfleet.params import PRIOR, WEIGHT, ParamLayout
 from hushfleet.simulator.engines.fast.local_only_on_features import predict_local_only
@@ -109,9 +111,12 @@ def leading(features: np.ndarray, directions: int) -> np.ndarray:
     """Returns the features for the shared head: the leading ones, as in the task's graph, or all."""
     if directions >= features.shape[-1] - 1:
         return features
-    first = features[..., :directions]
-    norms = np.maximum(np.linalg.norm(first, axis=-1, keepdims=True), np.float32(LEAST_NORM))
-    return np.concatenate([first / norms, np.full_like(norms, BIAS)], -1)
+    return _unit_with_bias(features[..., :directions])
+
+
+def _unit_with_bias(features: np.ndarray) -> np.ndarray:
+    norms = np.maximum(np.linalg.norm(features, axis=-1, keepdims=True), np.float32(LEAST_NORM))
+    return np.concatenate([features / norms, np.full_like(norms, BIAS)], -1)
 
 
 def shared_head(dealt: Dealt, server: TailMean, rng: np.random.Generator) -> np.ndarray:
@@ -152,12 +157,18 @@ class SimulatedFleet:
 
     :param seed: seed of the noise.
     :param have_order: whether the most important features come first, so that only the first ones are sent.
+    :param public: features `[N, F]` of public samples, and of synthetic ones, that determine the directions; None: the
+        features' own order does.
     """
 
     images: Images
     dealt: Dealt
     seed: int
     have_order: bool = True
+    public: tuple[np.ndarray, np.ndarray] | None = None
+
+    def _steps(self, signal: float) -> Steps:
+        return steps_at(signal, public=self.public is not None)
 
     @cached_property
     def judged(self) -> Dealt:
@@ -188,7 +199,7 @@ class SimulatedFleet:
 
     def shared(self, signal: float) -> tuple[np.ndarray, Figures]:
         """Returns the final shared head `[F, C]`, and its accuracies."""
-        rounds, clip_norm, directions = steps_at(signal)
+        rounds, clip_norm, directions = self._steps(signal)
         given, tested = self._given(self.dealt.x, directions), self._given(self.images.test_x, directions)
         server = TailMean(rounds, 0.0, clip_norm, math.sqrt(rounds) * len(self.dealt.y) / signal)
         head = shared_head(Dealt(given, self.dealt.y, self.dealt.mixes), server, np.random.default_rng([self.seed, 2]))
@@ -202,7 +213,7 @@ class SimulatedFleet:
         `error` is the standard error of the gain's mean over the judged devices; `worse` is the share of them that are
         more than 0.01 below training alone.
         """
-        rounds, clip_norm, directions = steps_at(signal)
+        rounds, clip_norm, directions = self._steps(signal)
         head, shared = self.shared(signal)
         layout = ParamLayout((WEIGHT, PRIOR), (head.T.shape, head.shape[1:]))
         params = np.concatenate([head.T.ravel(), np.zeros(head.shape[1], np.float32)])
@@ -223,6 +234,9 @@ class SimulatedFleet:
         }
 
     def _given(self, features: np.ndarray, directions: int) -> np.ndarray:
+        if self.public is not None:
+            white = projection(*self.public, directions)
+            return _unit_with_bias(features @ (white.matrix * white.scale) + white.offset)
         return leading(features, directions) if self.have_order else features
 
     def _with_leading(self, features: np.ndarray, labels: np.ndarray, directions: int) -> FeatureSamples:

@@ -151,6 +151,7 @@ BREAKS: dict[str, dict[str, Any]] = {
     "task.loss-unlabelled": {**NUMBERS, **ARRAYS, "data.unlabelled": 3},
     "task.loss-augmented-input": {**INPUTS, **ARRAYS, "data.augment": "flip-crop"},
     "task.loss-method-of-classes": {**NUMBERS, **ARRAYS, "method.name": "pfedsd"},
+    "task.public-needs-features": {"model.name": "linear", "model.public": "/photos"},
     "task.augment-needs-images": {"model.share": "head", "data.augment": "flip-crop"},
     "task.window-needs-noise-of-empty": {"data.window": "30d", "method.name": "dp-fedavg"},
     "task.preferences-need-method": {"privacy.preference_std": 1.0},

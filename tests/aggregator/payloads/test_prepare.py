@@ -12,7 +12,9 @@ import pytest
 
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.payloads.prepare import PreparedTask, prepare
+from hushfleet.data.samples import Samples
 from hushfleet.data.sets import load
+from hushfleet.data.sound import write_clip
 from hushfleet.errors import BadInput
 from hushfleet.learning.evaluation import evaluate
 from hushfleet.learning.graph_safety import check_graph
@@ -217,3 +219,65 @@ def test_a_folder_that_does_not_fit_is_refused(image_folder: Path, tmp_path: Pat
         prepare(folder_task(path=str(tmp_path)))
     with pytest.raises(BadInput, match="'digit-1', which is not a class of this task"):
         prepare(folder_task(path=str(image_folder), class_names=["digit-0", "two"]))
+
+
+def public_task(path: Path, **data: Any) -> Task:
+    plain = {"name": "t", "model": {"name": "linear", "public": str(path)}, "method": {"name": "hush"}}
+    plain["privacy"] = {"accounting": "secure", "epsilon": 2.0}
+    return parse_task({**plain, "data": {"name": "digits", "devices": 60, **data}})
+
+
+def test_public_samples_set_the_directions_by_their_own_rule(
+    image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are read from a folder of images with any sub-folders, or from an .npz file; no board receives them."""
+    digits = load("digits")
+    np.savez(tmp_path / "same.npz", train_x=np.concatenate([digits.train.images[:200], digits.test.images[:60]]))
+    for path, count in ((image_folder, 260), (tmp_path / "same.npz", 260)):
+        made = prepare(public_task(path))
+        assert (made.spec.model.input_shape, made.spec.model.features.count) == ((17, 1, 1), 17 + 65)
+        assert f"{count} samples without labels determine" in (said := capsys.readouterr().err)
+        assert "whoever receives the task can learn from its features about them" in said
+    assert parse_task(made.task.to_plain()).model.directions == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "text"),
+    [
+        ("train_x", 5, r"has 5 samples of \[1, 8, 8\]; at least 16 of"),
+        ("test_x", 20, "no array"),
+    ],
+)
+def test_public_samples_that_do_not_fit_are_refused(name: str, count: int, text: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "public.npz", **{name: np.zeros((count, 8, 8), np.uint8)})
+    with pytest.raises(BadInput, match=text):
+        prepare(public_task(tmp_path / "public.npz"))
+
+
+@pytest.mark.parametrize("shape", [[3, 1, 8], [24, 1, 1]])
+def test_public_series_and_vectors_are_normalised_as_the_boards_own(shape: list[int], tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(5, 2, (60, *shape)).astype(np.float32)
+    np.savez(tmp_path / "public.npz", train_x=x[:, :, 0] if shape[2] > 1 else x[:, :, 0, 0])
+    names = {"class_names": ["a", "b"], "mean": [5.0] * shape[0], "std": [2.0] * shape[0]}
+    made = prepare(public_task(tmp_path / "public.npz", name="arrays", input_shape=shape, **names))
+    found = made.features.of(Samples((x - 5) / 2, np.zeros(60, np.int64), (0.0,) * shape[0], (1.0,) * shape[0]))
+    whole = found.own.astype(np.float64)
+    assert (found.x.shape[1], whole.shape[1]) == (17, 25)
+    directions = np.linalg.eigh(np.cov(whole.T))[1][:, ::-1][:, :16]
+    rows = (whole - whole.mean(0)) @ directions
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    shared = found.x.reshape(60, 17)[:, :16]
+    np.testing.assert_allclose(shared * np.sign((rows * shared).sum(0)), rows, atol=0.03)
+    with pytest.raises(BadInput, match="samples are no images or sound; give an"):
+        prepare(public_task(tmp_path, name="arrays", input_shape=shape, **names))
+
+
+def test_public_clips_give_the_directions_of_sound(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(20):
+        pcm = (3000 * rng.standard_normal(450)).astype(np.int16)
+        write_clip(tmp_path / f"any-{number % 3}" / f"{number}.wav", pcm, 8000)
+    sound = {"sample_rate": 8000, "segment_s": 0.025, "class_names": ["a", "b"]}
+    made = prepare(public_task(tmp_path, name="sound", **sound))
+    assert (made.spec.model.input_shape, made.spec.model.features.count) == ((17, 1, 1), 17 + 201)

@@ -96,6 +96,8 @@ def test_a_plan_is_measured_on_a_folder_of_images(
     assert all(2.0 <= row["epsilon"] <= 4.0 for row in found["epsilons"])
     assert "18 devices of 100" in found["outside"][0]
     assert 0.5 < found["accuracy"]["alone"] <= 1
+    assert found["public"]["samples"] == 18, "a fifth of the images, for fourteen devices with the others"
+    assert min(found["public"].values()) > 0.5
     for changes, said in ((["--classes", "3"], "--classes or --data"), (["--images", "20"], "too few for 8 devices")):
         assert said in str(CliRunner().invoke(app, [*asked, *changes]).exception)
     (tmp_path / "empty").mkdir()

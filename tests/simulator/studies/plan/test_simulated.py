@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
+from hushfleet.aggregator.planning.gain_table import PublicGain
 from hushfleet.methods.hush import TailMean
+from hushfleet.models.features.public import projection
 from hushfleet.simulator.studies.plan.simulated import Dealt, Images, SimulatedFleet, deal, shared_head
 
 
@@ -74,3 +77,20 @@ def test_a_louder_fleet_gains_less_and_alone_stays() -> None:
     assert quiet["shared"]["common"] > fleet.alone["common"] > loud["shared"]["common"]
     assert quiet["chosen"]["own"] > loud["chosen"]["own"]
     assert (quiet["directions"], loud["directions"]) == (248, 32)
+
+
+def test_public_samples_give_the_directions_that_a_board_computes() -> None:
+    images, public = images_of(60, features=40), np.random.default_rng(5).standard_normal((50, 40))
+    fleet = SimulatedFleet(images, deal(images, devices=6, each=5, seed=1), 0, public=(public, public[:0]))
+    found = fleet._given(images.x.reshape(6, 10, 40), 24)
+    expected = projection(public, public[:0], 24)(torch.from_numpy(images.x))
+    np.testing.assert_allclose(found.reshape(60, 25), expected, atol=1e-5)
+    assert fleet.at(100.0)["directions"] == 64
+
+
+@pytest.mark.parametrize(("labelled", "beats"), [(0.78, True), (0.6, False)])
+def test_labelled_public_samples_that_beat_the_fleet_are_named(labelled: float, beats: bool) -> None:
+    said = PublicGain(200, 0.607, 0.662, labelled).in_words
+    assert "200 such images that are public" in said
+    assert "66.2 % in place of 60.7 %" in said
+    assert (f"{100 * labelled:.1f} %" in said, "train on them" in said) == (True, beats)
