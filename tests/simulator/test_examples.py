@@ -22,7 +22,7 @@ from hushfleet.simulator.run_folder import Simulation, begin, go_on
 from hushfleet.simulator.world.live import LiveFleet
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PROJECTS = ("activity", "heating", "own-cnn", "strange-partition")
+PROJECTS = ("activity", "heating", "machines", "own-cnn", "strange-partition")
 
 pytestmark = pytest.mark.slow
 
