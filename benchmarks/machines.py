@@ -170,15 +170,16 @@ def main() -> None:
             for name, figures in measured(fleet, seed):
                 found.setdefault(name, []).append(figures)
         for name, figures in found.items():
-            columns = {figure: [round(each[figure], 4) for each in figures] for figure in FIGURES}
+            values = {figure: [100 * each[figure] for each in figures] for figure in FIGURES}
+            columns = {figure: (round(np.mean(each), 1), round(np.std(each), 1)) for figure, each in values.items()}
             rows.append(
                 {"data": fleet.data, "boards": fleet.boards, "samples": fleet.samples, "detector": name, **columns}
             )
-            shown = (f"{100 * np.mean(values):.1f} (sd {100 * np.std(values):.1f})" for values in columns.values())
+            shown = (f"{mean} (sd {deviation})" for mean, deviation in columns.values())
             print(f"| {fleet.data} | {fleet.boards}, {fleet.samples} | {name} | {' | '.join(shown)} |")
             sys.stdout.flush()
     if given.out is not None:
-        given.out.write_text(json.dumps({"seeds": list(range(given.seeds)), "rows": rows}, indent=1) + "\n")
+        given.out.write_text(json.dumps({"seeds": given.seeds, "mean and deviation, %": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
