@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
@@ -153,10 +154,10 @@ def make_fleet(task: Task, dataset: DataSet, *, boards: tuple[str, ...] = ("gene
         )
     parts = [train.of_records(part) for part in parts]
     if train.targets.are_classes:
-        return Fleet(tuple(devices), dataset.test, label_counts(train.labels, parts, dataset.classes))
+        return Fleet(tuple(devices), dataset.common_test, label_counts(train.labels, parts, dataset.classes))
     reached = [train.targets.constant_right(train.labels[part]) for part in parts if len(part)]
     chance = train.targets.constant_right(train.labels[np.concatenate(parts)]), fmean(reached)
-    return Fleet(tuple(devices), dataset.test, chance=chance)
+    return Fleet(tuple(devices), dataset.common_test, chance=chance)
 
 
 def _unlabelled(task: Task, train: Samples, others: np.ndarray, mix: np.ndarray, index: int) -> Subset | None:
@@ -222,7 +223,7 @@ def _counts_like_own(shares: np.ndarray, test: Samples) -> np.ndarray:
 
 def save_samples(samples: Samples, path: Path) -> None:
     """Writes the `.npz` that a simulated device reads: `images` `[n, C, H, W]`, `labels`, and the `clips` of sound."""
-    clips = {} if samples.clips is None else {"clips": samples.clips}
+    clips: dict[str, Any] = {} if samples.clips is None else {"clips": samples.clips}
     np.savez(path, images=samples.images, labels=samples.labels, **clips)
 
 

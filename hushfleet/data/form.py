@@ -22,6 +22,8 @@ DecimalMark = Literal["", ".", ","]
 OwnData = Literal["folder", "arrays", "csv", "sound"]
 """The kinds of data of a board."""
 TABLES = ("csv", "table")
+FOLDERS = ("folder", "sound")
+"""The kinds of data that are a folder of files for each class."""
 OWN_DATA = (*get_args(OwnData), "table")
 """The kinds of data that come from the user; `table` is `csv` under a name that fits Parquet files too."""
 PUBLIC_DATA = ("digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn")
@@ -111,6 +113,11 @@ class SampleForm(Checked):
     def sound_shape(self) -> tuple[int, int, int] | None:
         """The shape of a segment of sound, (1, 1, T); None if samples are no sound."""
         return (1, 1, round(self.segment_s * self.sample_rate)) if self.sample_rate else None
+
+    @property
+    def hop(self) -> int:
+        """Frames from the beginning of one segment of sound to that of the next."""
+        return round((self.hop_s or self.segment_s) * self.sample_rate)
 
     def merged(self, other: SampleForm) -> SampleForm:
         """Returns this form, with the values of `other` where it fixes nothing."""
