@@ -1,7 +1,7 @@
 """Compares detectors of anomalies: the fleet's second moments, a shared autoencoder, and what a board has alone.
 
 Pumps are made up (`examples/machines/make_data.py`). Digits are real: the UCI handwritten digits that scikit-learn
-ships, as vectors of 64 pixels; one class is unseen, and anomalous in the test. Boards see all other classes, or two of them.
+ships, as vectors of 64 pixels; one class is unseen, and anomalous in the test. Boards see all others, or two.
 
     python -m benchmarks.machines --out docs/figures/anomaly.json
 """
