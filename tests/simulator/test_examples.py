@@ -22,7 +22,7 @@ from hushfleet.simulator.run_folder import Simulation, begin, go_on
 from hushfleet.simulator.world.live import LiveFleet
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PROJECTS = ("activity", "own-cnn", "strange-partition", "thermostats")
+PROJECTS = ("activity", "machines", "own-cnn", "strange-partition", "thermostats")
 
 pytestmark = pytest.mark.slow
 
