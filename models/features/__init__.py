@@ -23,7 +23,7 @@ from hushfleet.models.features import backbone, classifier, pretrained, whitenin
 from hushfleet.models.features.backbone import FeatureExtractor
 from hushfleet.models.features.filters import Filters
 from hushfleet.models.features.hidden import hidden_graph
-from hushfleet.models.features.public import drawn_like, projection
+from hushfleet.models.features.public import projection
 from hushfleet.models.features.scattering import Scattering
 from hushfleet.models.features.speech import Speech
 from hushfleet.models.features.unit_norm import UnitNorm
@@ -150,7 +150,7 @@ def get_features(
     """
     made = find_features(name).make(Asked(name, image_shape, weights, standardised, cache_dir))
     if public is not None:
-        white = projection(*(_values(made, each) for each in (public, drawn_like(public))), directions)
+        white = projection(_values(made, public), directions)
         return _checked(_with_shared(made, white.add, white.count), f"model.features = {name!r} with model.public")
     if directions is None or (made.has_order and directions >= made.count - 1):
         return _checked(made, f"model.features = {name!r}")
@@ -174,7 +174,7 @@ def _with_shared(made: FeatureExtractor, add: Callable[[Graph, str], str], share
 def _values(made: FeatureExtractor, samples: Samples) -> np.ndarray:
     session = open_session(made.graph)
     parts = [samples.take(slice(first, first + _BATCH)).x for first in range(0, len(samples), _BATCH)]
-    return np.concatenate([np.empty((0, made.count)), *(session.run(["features"], {"x": x})[0] for x in parts)])
+    return np.concatenate([session.run(["features"], {"x": x})[0] for x in parts])
 
 
 def hidden_features(model: Model, params: np.ndarray, *, cache_dir: Path | None = None) -> FeatureExtractor:

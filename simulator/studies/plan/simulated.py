@@ -157,15 +157,15 @@ class SimulatedFleet:
 
     :param seed: seed of the noise.
     :param have_order: whether the most important features come first, so that only the first ones are sent.
-    :param public: features `[N, F]` of public samples, and of synthetic ones, that determine the directions; None: the
-        features' own order does.
+    :param public: features `[N, F]` of public samples, which determine the directions; None: the features' own order
+        does.
     """
 
     images: Images
     dealt: Dealt
     seed: int
     have_order: bool = True
-    public: tuple[np.ndarray, np.ndarray] | None = None
+    public: np.ndarray | None = None
 
     def _steps(self, signal: float) -> Steps:
         return steps_at(signal, public=self.public is not None)
@@ -235,7 +235,7 @@ class SimulatedFleet:
 
     def _given(self, features: np.ndarray, directions: int) -> np.ndarray:
         if self.public is not None:
-            white = projection(*self.public, directions)
+            white = projection(self.public, directions)
             return _unit_with_bias(features @ (white.matrix * white.scale) + white.offset)
         return leading(features, directions) if self.have_order else features
 
