@@ -23,7 +23,7 @@ from hushfleet.models.features import backbone, classifier, pretrained, whitenin
 from hushfleet.models.features.backbone import FeatureExtractor
 from hushfleet.models.features.filters import Filters
 from hushfleet.models.features.hidden import hidden_graph
-from hushfleet.models.features.public import projection
+from hushfleet.models.features.public import PublicDirections
 from hushfleet.models.features.scattering import Scattering
 from hushfleet.models.features.speech import Speech
 from hushfleet.models.features.unit_norm import UnitNorm
@@ -141,7 +141,7 @@ def get_features(
 
     :param directions: how many leading principal components a shared head takes, scaled to norm 1 by
         themselves; None, or the number of all of them: all features.
-    :param public: samples that determine these directions, in place of the features' own order.
+    :param public: samples that determine these directions and the features' mean, in place of the features' own order.
     :param weights: the file of a package's network; None: the package's own download folder.
     :param standardised: for `unit-norm`: whether the task's mean and deviation scale the values.
     :param cache_dir: default `$XDG_CACHE_HOME/hushfleet/graphs`, or `~/.cache/hushfleet/graphs`.
@@ -150,8 +150,10 @@ def get_features(
     """
     made = find_features(name).make(Asked(name, image_shape, weights, standardised, cache_dir))
     if public is not None:
-        white = projection(_values(made, public), directions)
-        return _checked(_with_shared(made, white.add, white.count), f"model.features = {name!r} with model.public")
+        found = PublicDirections.of(_values(made, public))
+        white = found.projection(directions)
+        with_public = _extended(made, partial(found.add, white=white), white.count, made.count + 1)
+        return _checked(with_public, f"model.features = {name!r} with model.public")
     if directions is None or (made.has_order and directions >= made.count - 1):
         return _checked(made, f"model.features = {name!r}")
     if not made.has_order:
@@ -162,13 +164,13 @@ def get_features(
             f"classes, with nothing but a softmax or a sigmoid behind it; export the network with it, or {cure}"
         )
     leading = partial(whitening.add_leading, directions=directions)
-    both = _with_shared(made, leading, directions + 1)
+    both = _extended(made, leading, directions + 1, made.count)
     return _checked(both, f"model.features = {name!r} with model.directions = {directions}")
 
 
-def _with_shared(made: FeatureExtractor, add: Callable[[Graph, str], str], shared: int) -> FeatureExtractor:
-    graph = whitening.with_leading(made.graph, add, shared, made.image_shape, made.count)
-    return replace(made, graph=graph, count=shared + made.count, shared=shared)
+def _extended(made: FeatureExtractor, add: Callable[[Graph, str], str], shared: int, own: int) -> FeatureExtractor:
+    graph = whitening.extended(made.graph, add, made.image_shape, shared + own)
+    return replace(made, graph=graph, count=shared + own, shared=shared)
 
 
 def _values(made: FeatureExtractor, samples: Samples) -> np.ndarray:

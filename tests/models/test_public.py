@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from hushfleet.data.samples import Samples
 from hushfleet.learning.graph_session import open_session
-from hushfleet.models.features import get_features, public
+from hushfleet.models.features import get_features
+from hushfleet.models.features.public import PublicDirections
 from hushfleet.models.features.whitening import BIAS
 
 
@@ -33,17 +34,19 @@ def test_directions_are_those_of_the_covariance(count: int, values: int, seed: i
     scales = 0.7 ** np.arange(values)  # so that no two directions are alike
     u = rng.standard_normal((count, values)) * scales + 1
     kept = min(count - 1, values, 4)
-    white = public.projection(u, kept)
-    mean, directions = oracle(u, kept)
+    made = PublicDirections.of(u)
+    white, (mean, directions) = made.projection(kept), oracle(u, kept)
     found = white.matrix * white.scale.astype(np.float64)
-    signs = np.sign((found * directions).sum(0))
-    np.testing.assert_allclose(found * signs, directions, atol=0.01)  # rounded to bytes
-    np.testing.assert_allclose(white.offset, -(mean @ found), atol=1e-5)
+    signs = np.sign((found[:-1] * directions).sum(0))
+    np.testing.assert_allclose(found[:-1] * signs, directions, atol=0.01)  # rounded to bytes
+    np.testing.assert_allclose(made.mean, mean, atol=1e-6)
+    assert not found[-1].any()
+    assert not white.offset.any()
 
 
 def test_there_are_no_more_directions_than_samples_show() -> None:
     u = np.random.default_rng(0).standard_normal((10, 30))
-    assert len(public.projection(u, None).scale) == len(public.projection(u, 64).scale) == 9
+    assert len(PublicDirections.of(u).projection(None).scale) == len(PublicDirections.of(u).projection(64).scale) == 9
 
 
 @pytest.mark.parametrize(("name", "shape"), [("filters", (1, 8, 8)), ("unit-norm", (40, 1, 1))])
@@ -54,7 +57,7 @@ def test_the_graph_of_a_board_computes_them_before_all_others(
     given = samples_of((rng.random((60, *shape)) ** 3).astype(np.float32))
     whole = get_features(name, shape, cache_dir=tmp_path)
     made = get_features(name, shape, directions=16, public=given, cache_dir=tmp_path)
-    assert (made.shared, made.count) == (17, 17 + whole.count)
+    assert (made.shared, made.count) == (17, 17 + whole.count + 1)
     x = rng.random((5, *shape), np.float32)
 
     def run(graph: bytes, x: np.ndarray) -> np.ndarray:
@@ -62,12 +65,14 @@ def test_the_graph_of_a_board_computes_them_before_all_others(
         return features
 
     every, found = run(whole.graph, x), run(made.graph, x)
-    np.testing.assert_array_equal(found[:, 17:], every)
     mean, directions = oracle(run(whole.graph, given.x), 16)
+    own = (every - mean) / np.linalg.norm(every - mean, axis=1, keepdims=True)
+    np.testing.assert_allclose(found[:, 17:-1], own, atol=1e-5)
+    np.testing.assert_allclose(PublicDirections.of(run(whole.graph, given.x)).own(every), found[:, 17:], atol=1e-5)
     rows = (every - mean) @ directions
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     signs = np.sign((rows * found[:, :16]).sum(0))
     np.testing.assert_allclose(found[:, :16] * signs, rows, atol=0.03)  # the matrix is rounded to bytes
-    np.testing.assert_allclose(found[:, 16], BIAS)
+    np.testing.assert_allclose(found[:, [16, -1]], BIAS)
     known = {node.op_type for node in onnx.load_from_string(get_features("filters", (1, 6, 6)).graph).graph.node}
-    assert {node.op_type for node in onnx.load_from_string(made.graph).graph.node} <= known  # of version 0.3
+    assert {node.op_type for node in onnx.load_from_string(made.graph).graph.node} <= known  # of 0.3

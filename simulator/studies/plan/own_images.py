@@ -20,6 +20,7 @@ from hushfleet.errors import BadInput, GraphRefused
 from hushfleet.learning.graph_session import open_session
 from hushfleet.methods.hush_rule import signal
 from hushfleet.models.features import get_features
+from hushfleet.models.features.public import PublicDirections
 from hushfleet.progress import doing
 from hushfleet.simulator.studies.plan.simulated import Dealt, Figures, Images, SimulatedFleet, deal, over_seeds
 
@@ -142,15 +143,20 @@ def public_gain(asked: Question, own: OwnImages, session: InferenceSession) -> P
         return None
     rest = _some(rest, 2 * devices * asked.images)
     x, test_x, shown = (features_of(session, each) for each in (rest, own.test, public))
-    images, found = Images(x, rest.y, test_x, own.test.y), list[tuple[float, float]]()
-    r = signal(devices=asked.counted, epsilon=asked.epsilon, delta=asked.delta)
+    known, test_y = PublicDirections.of(shown), own.test.y
+    plain = Images(x, rest.y, test_x, test_y)
+    ways = ((plain, None), (Images(known.own(x), rest.y, known.own(test_x), test_y), known))
+    r, found = signal(devices=asked.counted, epsilon=asked.epsilon, delta=asked.delta), list[list[float]]()
     with doing("simulating devices with public samples", total=len(SEEDS)) as work:
         for seed in SEEDS:
-            dealt = deal(images, devices=devices, each=asked.images, seed=seed, alpha=asked.alpha)
-            without, given = (SimulatedFleet(images, dealt, seed, asked.have_order, p) for p in (None, shown))
-            found.append((without.at(r)["chosen"]["own"], given.at(r)["chosen"]["own"]))
+            dealt = [deal(each, devices=devices, each=asked.images, seed=seed, alpha=asked.alpha) for each, _ in ways]
+            fleets = [
+                SimulatedFleet(images, own_dealt, seed, asked.have_order, by)
+                for (images, by), own_dealt in zip(ways, dealt, strict=True)
+            ]
+            found.append([fleet.at(r)["chosen"]["own"] for fleet in fleets])
             work.count()
-    labelled = SimulatedFleet(images, Dealt(shown[None], public.y[None], np.full((1, own.classes), 1 / own.classes)), 0)
+    labelled = SimulatedFleet(plain, Dealt(shown[None], public.y[None], np.full((1, own.classes), 1 / own.classes)), 0)
     without, given = np.mean(found, axis=0).tolist()
     return PublicGain(count, without, given, labelled.alone["common"])
 
