@@ -40,7 +40,9 @@ examples:
   hushfleet-edge status device.toml            what it has spent, and on what
   hushfleet-edge predict device.toml photo.jpg   what its model sees
   hushfleet-edge add device.toml *.jpg --label leaf   more images to train on
-  hushfleet-edge label device.toml             label new images, in a browser
+  hushfleet-edge label device.toml             label new images or clips, in a browser
+  hushfleet-edge listen device.toml            hear what its model hears, a line a second
+  hushfleet-edge label device.toml --wrong     say which of its alarms were false
 
 a small device.toml:
   [device]
@@ -64,6 +66,29 @@ a small device.toml:
   [limits]
   epsilon_server = 8.0           # it sits rounds out rather than spend more;
                                  # inf: no limit
+"""
+
+_LISTEN = """\
+in device.toml, all of it optional:
+  [listen]
+  microphone = "default"      # arecord -L lists them
+  keep = "loud"               # segments of -30 dBFS or more wait in data.inbox
+                              # for a label (loud_dbfs); "unsure": where the
+                              # likeliest class has less than 60 %
+                              # (unsure_below); "key": when you press Enter;
+                              # "none": nothing is kept
+  keep_alarms = 100           # for label --wrong
+  no_alarm = "none of these"  # the class that is no alarm
+  mqtt = "mqtt://me:secret@homeassistant.local"
+                              # your own broker: Home Assistant finds the board
+
+examples:
+  hushfleet-edge listen device.toml --top 1
+  hushfleet-edge listen device.toml --from evening.wav
+  ffmpeg -i rtsp://camera/1 -f s16le -ac 1 -ar 16000 - | \\
+    hushfleet-edge listen device.toml --from -
+  kill -USR1 PID              # keep = "key": the last seconds
+Nothing that is heard leaves the board, but to that broker. Ctrl-C ends it.
 """
 
 
@@ -106,16 +131,18 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"hushfleet {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="{run,predict,status,add,label}", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="{run,predict,status,add,label,listen}", required=True)
     for name, text in (
         ("run", "run the device (the default)"),
         (
             "predict",
-            "classify an image with the device's personalized model, or say how unusual series of sensor values are",
+            "classify an image or a clip of sound with the device's personalized model, or say how unusual series of "
+            "sensor values are",
         ),
         ("status", "show the device's state, its model, and the privacy that it has spent"),
-        ("add", "add images of one class to what the device trains on"),
-        ("label", "label new images from the inbox, on a page for a browser or a telephone"),
+        ("add", "add images or clips of one class to what the device trains on"),
+        ("label", "label new images or clips from the inbox, on a page for a browser or a telephone"),
+        ("listen", "classify what a microphone hears, segment by segment, as lines of JSON"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("config", metavar="DEVICE.toml", type=Path, help="the device's configuration")
@@ -126,15 +153,25 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
                 metavar="FILE",
                 type=Path,
                 nargs="+",
-                help="a JPEG, PNG, ... file; a CSV or .npz file of values",
+                help="a JPEG, PNG, ... file; a WAV, FLAC, ... file; a CSV or .npz file of values",
             )
+        if name in ("predict", "listen"):
             command.add_argument(
                 "--top", type=int, default=3, metavar="N", help="classes, or unusual samples, to print (default 3)"
             )
+        if name == "listen":
+            command.epilog, command.formatter_class = _LISTEN, argparse.RawDescriptionHelpFormatter
+            command.add_argument(
+                "--from", dest="given", metavar="FILE|-",
+                help="a sound file in place of the microphone; -: raw sound from a pipe, 16 bits, little-endian, mono",
+            )  # fmt: skip
         if name == "add":
-            command.add_argument("photos", metavar="PHOTO", type=Path, nargs="+", help="a JPEG, PNG, ... file")
-            command.add_argument("--label", required=True, metavar="CLASS", help="what is on them")
+            command.add_argument("photos", metavar="FILE", type=Path, nargs="+", help="an image or a sound file")
+            command.add_argument("--label", required=True, metavar="CLASS", help="what is in them")
         if name == "label":
+            command.add_argument(
+                "--wrong", action="store_true", help="show the alarms that listen has kept, to mark the false ones"
+            )
             command.add_argument(
                 "--host", default="127.0.0.1", metavar="ADDRESS",
                 help="where to listen (default %(default)s: this board alone; 0.0.0.0: for the local network)",
@@ -263,7 +300,7 @@ def _predict(options: argparse.Namespace) -> int:
                 continue
             if options.json:
                 say(json.dumps({"file": str(file)} | answer))
-            elif many:
+            elif many and not own.spec.model.form.sample_rate:
                 say(f"{file}: {', '.join(map(str.strip, told))}")
             else:
                 say(f"{file}: {of_model}", *told)
@@ -289,12 +326,13 @@ def _add(options: argparse.Namespace) -> int:
         check_label,
         class_names,
         opened_store,
+        sample_rate,
     )
 
     config = load_config(options.config)
     with opened_store(config) as store:
         label = check_label(options.label, class_names(config, store))
-    folders, added, wrong = ClassFolders(config.data), 0, 0
+        folders, added, wrong = ClassFolders(config.data, rate=sample_rate(store)), 0, 0
     for photo in options.photos:
         try:
             say(f"{photo}: added as {folders.add(photo, label)}")
@@ -313,11 +351,19 @@ def _label(options: argparse.Namespace) -> int:
     from hushfleet.edge_client.labelling.desk import Desk
     from hushfleet.edge_client.labelling.server import LabelServer
 
-    desk = Desk(load_config(options.config))
+    desk = Desk(load_config(options.config), wrong=options.wrong)
     with LabelServer(desk, host=options.host, port=options.port) as server:
         say(*server.describe())
         server.serve_forever()
     return 0
+
+
+def _listen(options: argparse.Namespace) -> int:
+    from hushfleet.edge_client.board.config import load_config
+    from hushfleet.edge_client.listen.command import listen
+
+    is_interrupted = listen(load_config(options.config), given=options.given, top=options.top)
+    return INTERRUPTED if is_interrupted else 0
 
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
@@ -326,6 +372,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "status": _status,
     "add": _add,
     "label": _label,
+    "listen": _listen,
 }
 
 

@@ -23,7 +23,6 @@ from hushfleet.edge_client.board.notes import Kind, WaitingNote, advice_on_silen
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.download import BlobSource
 from hushfleet.edge_client.duties import Duty
-from hushfleet.edge_client.listening import Listening
 from hushfleet.edge_client.optional import retention
 from hushfleet.edge_client.rate_limits import EnrolmentRetry, RejectedMessages
 from hushfleet.edge_client.rounds import RoundHandler
@@ -31,6 +30,7 @@ from hushfleet.edge_client.storage.declines import decline_reason
 from hushfleet.edge_client.storage.state_files import FEATURES, WAITING
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.store_check import StoreCheck
+from hushfleet.edge_client.subscriptions import Subscriptions
 from hushfleet.edge_client.tasks import TaskHandler
 from hushfleet.edge_client.upload import Upload
 from hushfleet.edge_client.verifier import MessageVerifier
@@ -127,8 +127,10 @@ class Agent:
             )
         self.link = connect(Will(self.topics.state(self.device), self._birth("lost")))
         topics = self.topics
-        filters = (topics.down(self.device), topics.server, topics.task, topics.round)
-        self._listening = Listening(self.link, [*filters, *(f for duty in duties for f in duty.filters)], now=clock())
+        filters = [topics.down(self.device), topics.server, topics.task, topics.round]
+        self._subscriptions = Subscriptions(
+            self.link, [*filters, *(f for duty in duties for f in duty.filters)], now=clock()
+        )
         self.blobs = BlobSource(store, self.link, self.topics, clock)
         waits = config.simulation is None
         self._budget_clock = budget_clock or BudgetClock(store.ledger, monotonic=clock, waits=waits)
@@ -164,7 +166,7 @@ class Agent:
 
     def start(self) -> None:
         """Opens the link; `step` does the rest."""
-        self._listening.begin()
+        self._subscriptions.begin()
         self.link.open()
         self._supervisor.ready()
         _log.info("device %s, federation %s, session %d", self.device, self.topics.federation, self._session)
@@ -212,7 +214,7 @@ class Agent:
         if upload is not None and upload.busy:
             return 0.0
         question = None if self._verifier.key is None else self.store_check
-        waiting = (question, self.blobs, upload, self._listening, *self._duties)
+        waiting = (question, self.blobs, upload, self._subscriptions, *self._duties)
         due = (each.due_at for each in waiting if each is not None)
         return min([longest_s, *(max(0.0, at - now) for at in due)])
 
@@ -222,7 +224,7 @@ class Agent:
         if isinstance(event, LinkUp):
             _log.info("connected")
             self._up, self._is_heard = True, False
-            self._listening.connected(self._clock())
+            self._subscriptions.connected(self._clock())
             for duty in self._duties:
                 duty.connected()
             self.store_check.ask_again(self._clock())
@@ -335,7 +337,7 @@ class Agent:
     def _send_due(self) -> None:
         """Sends at most one message of each kind, so that the link is read in between."""
         now, messages = self._clock(), self.topics.msg(self.device)
-        if self._listening.again(now, lacks=self._lacks_news):
+        if self._subscriptions.again(now, lacks=self._lacks_news):
             self._announce(self._status)  # the broker may have dropped this announcement, too
         if self._enrolment.is_due(now):
             self._announce(self._status)

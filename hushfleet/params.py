@@ -24,6 +24,8 @@ MAX_TENSORS = 4096
 _Shape = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_PARAMS)], ...], Meta(max_length=8)]
 WEIGHT, PRIOR = "head.weight", "prior"
 """The names of the tensors of a linear model."""
+MOMENTS = "moments"
+"""The name of the only tensor of a model of second moments."""
 _Tensors = Annotated[tuple[tuple[str, _Shape], ...], Meta(max_length=MAX_TENSORS)]
 
 
@@ -151,3 +153,8 @@ def is_linear(layout: ParamLayout) -> bool:
     """Returns whether the model is one linear layer on features (`models/linear.py`); a device then makes its head."""
     (weight, *others), names = layout.shapes, layout.names
     return names == (WEIGHT, PRIOR) and len(weight) == 2 and others == [weight[:1]]
+
+
+def is_moments(layout: ParamLayout) -> bool:
+    """Returns whether the model is one of second moments (`models/second_moments.py`)."""
+    return layout.names == (MOMENTS,) and len(layout.shapes[0]) == 3

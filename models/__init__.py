@@ -26,10 +26,11 @@ _FILES = {
     "linear": "linear",
     "resnet8-gn": "resnet",
     "resnet18-gn": "resnet",
+    "second-moments": "second_moments",
 }
 
 
-_ANY_SHAPE = ("autoencoder", "linear")
+_ANY_SHAPE = ("autoencoder", "linear", "second-moments")
 
 
 def model_names() -> list[str]:

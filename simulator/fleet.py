@@ -153,10 +153,10 @@ def make_fleet(task: Task, dataset: DataSet, *, boards: tuple[str, ...] = ("gene
         )
     parts = [train.of_records(part) for part in parts]
     if train.targets.are_classes:
-        return Fleet(tuple(devices), dataset.test, label_counts(train.labels, parts, dataset.classes))
+        return Fleet(tuple(devices), dataset.common_test, label_counts(train.labels, parts, dataset.classes))
     reached = [train.targets.constant_right(train.labels[part]) for part in parts if len(part)]
     chance = train.targets.constant_right(train.labels[np.concatenate(parts)]), fmean(reached)
-    return Fleet(tuple(devices), dataset.test, chance=chance)
+    return Fleet(tuple(devices), dataset.common_test, chance=chance)
 
 
 def _unlabelled(task: Task, train: Samples, others: np.ndarray, mix: np.ndarray, index: int) -> Subset | None:

@@ -29,6 +29,7 @@ OPTIONAL = (
         "aggregator/planning",
         "edge_client/fleet",
         "edge_client/labelling",
+        "edge_client/listen",
         "firmware_profiles/cards",
     ),
     *("hushfleet/methods/papers", "hushfleet/release"),

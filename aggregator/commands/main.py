@@ -52,7 +52,7 @@ GROUPS = {
     "Try it (first: hushfleet demo)": ("demo", "plan", "simulate"),
     "A fleet (first: hushfleet fleet --help)": ("fleet", "flash", "push", "release", "report", "boards", "forecast"),
     "Research (first: hushfleet reproduce --list)": (
-        "reproduce", "compare", "methods", "privacy", "audit", "invert", "log",
+        "reproduce", "compare", "methods", "features", "privacy", "audit", "invert", "log",
     ),
 }  # fmt: skip
 """The commands by what they are for, in the order of the list. A command that is not here is listed last."""

@@ -45,7 +45,7 @@ def methods(
     common = [f.name for f in dataclasses.fields(TrainingConfig)]
     settings_column = Column("its own settings\nwith their defaults", no_wrap=True)  # a task needs their whole names
     told = (Column(name, overflow="fold") for name in ("source", "what it does"))
-    table = Table("method", *told, settings_column, show_lines=True)
+    table = Table(Column("method", no_wrap=True), *told, settings_column, show_lines=True)
     for name, method in found.items():
         if name == groups[group_of[name]][0]:
             table.add_row(f"[bold]{group_of[name]}[/]")

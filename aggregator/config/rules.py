@@ -73,8 +73,8 @@ MODEL: Rules = {
         "'head') does not have; take name = 'autoencoder', or your own with one output for each value of a sample",
     ),
     "model.autoencoder-needs-reconstruction": (
-        lambda model: model.name == "autoencoder" and not find_loss(model.standard_loss).of_inputs,
-        "name = 'autoencoder' gives its input back; set loss = 'reconstruction', not {loss!r}",
+        lambda model: model.name in ("autoencoder", "second-moments") and not find_loss(model.standard_loss).of_inputs,
+        "name = {name!r} gives its input back; set loss = 'reconstruction', not {loss!r}",
     ),
 }
 
@@ -461,6 +461,14 @@ TASK: Rules = {
         lambda task: task.model.own_loss and task.parts().training.objective.distills,
         "model.loss = {model.loss!r}: method.name = {method.name!r} teaches by a loss of its own; take another method, "
         "or the loss 'cross-entropy'",
+    ),
+    "task.moments-are-summed-once": (
+        lambda task: (
+            task.model.name == "second-moments"
+            and (task.method.name, task.round.rounds, task.method.config().local_steps) != ("second-moments", 1, 1)
+        ),
+        "model.name = 'second-moments' is one sum of what one step from zero computes: take method.name = "
+        "'second-moments' with its own settings, and round.rounds = 1",
     ),
     "task.augment-needs-images": (
         lambda task: (

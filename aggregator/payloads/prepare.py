@@ -191,7 +191,7 @@ def prepare(
     @cache  # features take longer than the test
     def common_test() -> LabelledSamples:
         assert dataset is not None
-        return dataset.test if features is None else features.of(dataset.test)
+        return dataset.common_test if features is None else features.of(dataset.common_test)
 
     return PreparedTask(
         task=task,

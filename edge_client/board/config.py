@@ -27,8 +27,10 @@ from hushfleet.privacy.budget import DEFAULT_DELTA, Budget
 from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES, Accounting
 from hushfleet.public_keys import PublicKeyText
 from hushfleet.schema import (
+    AtLeast1,
     Checked,
     Count,
+    Fraction,
     Positive,
     PositiveOrInf,
     Probability,
@@ -193,8 +195,8 @@ class OwnDataSection(Checked):
 
     rules = {
         "data.inbox-needs-folder": (
-            lambda data: data.inbox is not None and data.kind != "folder",
-            "inbox = {inbox!r}: must be left out unless kind is 'folder'",
+            lambda data: data.inbox is not None and data.kind not in ("folder", "sound"),
+            "inbox = {inbox!r}: must be left out unless kind is 'folder' or 'sound'",
         ),
         "data.keep-needs-files": (
             lambda data: data.keep and data.kind == "arrays",
@@ -298,6 +300,35 @@ class WorkerSection(Checked):
 
 
 @dataclass(frozen=True)
+class ListenSection(Checked):
+    """The owner's rules for sound that the command `listen` hears. It stays on the board, but for `mqtt`.
+
+    :param microphone: ALSA's name of it; `arecord -L` lists them.
+    :param keep: which segments are kept in `data.inbox`, where they wait for a label: `loud`, at `loud_dbfs` or above;
+        `unsure`, where the likeliest class has less than `unsure_below`; `key`, the loudest of the last three when
+        somebody presses Enter, or sends the process SIGUSR1; `none`.
+    :param loud_dbfs: decibels below the loudest possible sound, of a whole segment.
+    :param unsure_below: a probability.
+    :param most_kept: clips that wait at most: a newer one replaces the oldest that `listen` has kept.
+    :param alarm_above: a class other than `no_alarm` is an alarm from this probability on.
+    :param no_alarm: the class of everything that the others are not.
+    :param keep_alarms: the number of alarms, the newest, whose segments are kept for `label --wrong`.
+    :param mqtt: the owner's own broker, `mqtt://[USER:PASSWORD@]HOST[:PORT]`, where Home Assistant reads the class, its
+        probability and the loudness. The fleet's is refused.
+    """
+
+    microphone: str = "default"
+    keep: Literal["none", "loud", "unsure", "key"] = "none"
+    loud_dbfs: Annotated[float, Meta(ge=-100, le=0)] = -30.0
+    unsure_below: Fraction = 0.6
+    most_kept: AtLeast1 = 1000
+    alarm_above: Fraction = 0.5
+    no_alarm: str = "none of these"
+    keep_alarms: Count = 0
+    mqtt: str | None = None
+
+
+@dataclass(frozen=True)
 class SimulationSection(Checked):
     """Settings FOR SIMULATION ONLY: a seed makes the noise predictable, so there is no privacy.
 
@@ -334,6 +365,7 @@ class DeviceConfig(Checked):
     data: OwnDataSection
     limits: LimitsSection
     worker: WorkerSection = WorkerSection()
+    listen: ListenSection = ListenSection()
     simulation: SimulationSection | None = None
     fleet: FleetSection | None = None
 

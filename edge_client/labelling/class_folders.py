@@ -1,4 +1,4 @@
-"""Manages the folders of a board's labelled images: lists the classes, and adds images.
+"""Manages the folders of a board's labelled images or clips of sound: lists the classes, and adds files.
 
 An image appears in its folder complete or not at all, under a name that is not in use. Two processes that add images
 wait for each other. An image whose content is already there is not added twice.
@@ -14,9 +14,11 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hushfleet import atomic_file
-from hushfleet.data.form import one_form
+from hushfleet.at_need import at_need
+from hushfleet.data.form import SAMPLE_RATE, one_form
 from hushfleet.data.images import read_image
 from hushfleet.data.walk import check_name, files_below
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
@@ -24,6 +26,11 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, StoreFull
 from hushfleet.paths import is_closed, no_file
 from hushfleet.wire.format.spec import TaskSpec
+
+if TYPE_CHECKING:
+    from hushfleet.data import sound
+else:
+    sound = at_need("hushfleet.data.sound")
 
 AS_THE_CLIENT = "run the command as the client's user, as in sudo -u hushfleet"
 _LOOKED_AT = (3, 16, 16)  # a picture is decoded to this size to see whether it can be
@@ -51,20 +58,24 @@ def class_names(config: DeviceConfig, store: DeviceStore | None) -> tuple[str, .
     Raises `BadInput` if images have no classes here, or if no class is known yet.
     """
     data = config.data
-    if data.kind != "folder":
-        raise BadInput(f"data.kind = {data.kind!r}: labels are given to images; they need kind = 'folder'")
-    package = store.blob(store.task_digest) if store is not None and store.task_digest else None
-    if package is not None:
-        spec = TaskSpec.from_bytes(package)
+    if data.kind not in ("folder", "sound"):
+        raise BadInput(f"data.kind = {data.kind!r}: labels are given to images or sound; kind = 'folder' or 'sound'")
+    if (spec := _task(store)) is not None:
         if not spec.model.targets.are_classes:
             raise BadInput(f"the task {spec.task} predicts numbers, and its images have no classes")
-        return tuple(name for name in map(one_form, spec.model.class_names) if _can_be_a_folder(name))
+        return tuple(name for name in map(one_form, spec.model.class_names) if can_be_a_folder(name))
     if not os.path.isdir(data.path):
         raise BadInput(f"data.path = {data.path!r}: there is no such folder")
     folders = (entry.name for entry in os.scandir(data.path) if os.path.isdir(entry))
-    if not (names := tuple(filter(_can_be_a_folder, sorted(map(one_form, folders))))):
+    if not (names := tuple(filter(can_be_a_folder, sorted(map(one_form, folders))))):
         raise BadInput(f"no classes are known yet: make a folder for each in {data.path}, or wait for the first task")
     return names
+
+
+def sample_rate(store: DeviceStore | None) -> int:
+    """Returns the rate, Hz, at which the task hears sound; before the first task the one of a task that names none."""
+    spec = _task(store)
+    return (spec and spec.model.form.sample_rate) or SAMPLE_RATE
 
 
 def check_label(label: str, classes: Sequence[str]) -> str:
@@ -76,19 +87,46 @@ def check_label(label: str, classes: Sequence[str]) -> str:
     raise BadInput(f"label {label!r} is no class here{hint}; the classes are {', '.join(classes)}")
 
 
-def check_picture(file: Path) -> None:
-    """Raises `BadInput` if a file is no readable picture, or has no ending of one: the client would not train on it."""
+def check_sample(file: Path, kind: str, rate: int) -> None:
+    """Raises `BadInput` if a file cannot be read, or has no ending of its kind: the client would not train on it.
+
+    :param kind: as `OwnDataSection.kind`.
+    :param rate: as `sample_rate`.
+    """
+    what = "sound" if kind == "sound" else "an image"
     try:
-        check_name(file.name)
+        check_name(file.name, kind)
     except BadInput as error:
-        raise BadInput(f"{file} cannot be read as an image: {error}") from error
+        raise BadInput(f"{file} cannot be read as {what}: {error}") from error
     try:
-        read_image(file, input_shape=_LOOKED_AT)
+        if kind == "sound":
+            sound.read_clip(file, rate)
+        else:
+            read_image(file, input_shape=_LOOKED_AT)
     except MemoryError as error:
-        raise BadInput(f"{file} cannot be read as an image: it needs more memory than there is") from error
+        raise BadInput(f"{file} cannot be read as {what}: it needs more memory than there is") from error
 
 
-def _can_be_a_folder(name: str) -> bool:
+def check_inbox(data: OwnDataSection) -> Path:
+    """Returns the folder of samples that wait for a label. Raises `BadInput` if there is none."""
+    if data.inbox is None:
+        raise BadInput(
+            'DEVICE.toml names no folder of samples that wait for a label; write inbox = "/path/to/inbox" into [data]'
+        )
+    if not os.path.isdir(data.inbox):
+        wrong = "there is no such folder; make it"
+        if is_closed(data.inbox):
+            wrong = f"a folder above it is closed to this user; {AS_THE_CLIENT}"
+        raise BadInput(f"data.inbox = {data.inbox!r}: {wrong}")
+    return Path(data.inbox)
+
+
+def _task(store: DeviceStore | None) -> TaskSpec | None:
+    package = store.blob(store.task_digest) if store is not None and store.task_digest else None
+    return None if package is None else TaskSpec.from_bytes(package)
+
+
+def can_be_a_folder(name: str) -> bool:
     """Returns whether a class name can name a folder of training images; the names come from the aggregator."""
     return bool(name) and not name.startswith((".", "__")) and "/" not in name and name.isprintable()
 
@@ -96,11 +134,12 @@ def _can_be_a_folder(name: str) -> bool:
 class ClassFolders:
     """The class folders of a board.
 
-    :param section: where the images are.
+    :param section: where the images or clips are.
+    :param rate: as `sample_rate`.
     """
 
-    def __init__(self, section: OwnDataSection) -> None:
-        self._path = Path(section.path)
+    def __init__(self, section: OwnDataSection, *, rate: int = SAMPLE_RATE) -> None:
+        self._kind, self._rate, self._path = section.kind, rate, Path(section.path)
         self._held_out = None if section.held_out is None else Path(section.held_out)
 
     def add(self, photo: Path, label: str) -> Path:
@@ -110,11 +149,11 @@ class ClassFolders:
         """
         if os.path.isdir(photo):
             raise BadInput(f"{photo} is a folder; name its files: {photo}/*")
-        check_picture(photo)
+        check_sample(photo, self._kind, self._rate)
         with self._alone(), _plainly(f"{photo} cannot be added"):
             data = photo.read_bytes()
             self._refuse_known(photo, data)
-            return _write(data, _free_name(self.folder(label), photo.name, data))
+            return write_new(data, self.folder(label), photo.name)
 
     def take_in(self, image: Path, label: str) -> Path:
         """Moves an image into the folder of its class, and returns its path; raises the same errors as `add`."""
@@ -163,6 +202,12 @@ def move(image: Path, folder: Path) -> Path:
             os.utime(_write(data, target), ns=(times.st_atime_ns, times.st_mtime_ns))
             image.unlink()
         return target
+
+
+def write_new(data: bytes, folder: Path, name: str) -> Path:
+    """Writes a file into a folder, which is created, under this or a similar free name. Raises `BadInput`."""
+    with _plainly(f"{folder / name} cannot be written"):
+        return _write(data, _free_name(_made(folder), name, data))
 
 
 def _free_name(folder: Path, name: str, data: bytes) -> Path:

@@ -1,7 +1,8 @@
-"""Lets a person label new images: handles the inbox, the model's guess, and each tap on the page.
+"""Lets a person label new images or clips: handles the inbox, the model's guess, and each tap on the page.
 
 An image stays in the inbox until a person has labelled it; then it is moved into the folder of its class, and the next
-round trains on it. The model's guess never decides.
+round trains on it. The model's guess never decides. With `wrong` the page shows the alarms of `hushfleet-edge listen`
+instead: each lies in a folder with the name of the class that the board took it for.
 """
 
 from __future__ import annotations
@@ -15,34 +16,44 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from hushfleet.at_need import at_need
 from hushfleet.data.form import one_form
 from hushfleet.data.images import preview
 from hushfleet.data.walk import walked
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.local_data import SETTLED_S
 from hushfleet.edge_client.labelling.class_folders import (
-    AS_THE_CLIENT,
     AlreadyThere,
     ClassFolders,
+    check_inbox,
     check_label,
-    check_picture,
+    check_sample,
     class_names,
     move,
     opened_store,
+    sample_rate,
 )
+from hushfleet.edge_client.labelling.heard import ALARMS, taken_for
 from hushfleet.edge_client.status import describe_model
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.predict import LoadedGraphs, predict
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.output import one_line
-from hushfleet.paths import is_closed
+
+if TYPE_CHECKING:
+    from hushfleet.data import sound
+    from hushfleet.edge_client.labelling import spectrogram
+else:
+    sound = at_need("hushfleet.data.sound")
+    spectrogram = at_need("hushfleet.edge_client.labelling.spectrogram")
 
 NOT_USABLE = "not-usable"
 """The folder in the inbox for images that a person has rejected ("put aside")."""
 MOST_UNDONE = 100
 PREVIEW_PIXELS = 1024
+PLAYED_HZ = 8000  # with fewer, a browser may play nothing
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -59,6 +70,8 @@ class Shown:
     :param undo: whether there is a tap that can be undone.
     :param said: the last event, in words.
     :param unreadable: files in the inbox that are no readable pictures, each with the reason.
+    :param kind: `image` or `clip`.
+    :param wrong: whether alarms are shown, and `guess` is what the board took the clip for.
     """
 
     waiting: int
@@ -70,6 +83,8 @@ class Shown:
     said: str = ""
     unreadable: tuple[str, ...] = ()
     version: str = ""
+    kind: str = "image"
+    wrong: bool = False
 
 
 class _Tap(NamedTuple):
@@ -90,31 +105,28 @@ class Desk:
     """The desk of one board; one thread at a time.
 
     :param settled_s: a file that has changed within this time may be half written, and is not shown.
+    :param wrong: whether to show alarms.
     """
 
     config: DeviceConfig
     settled_s: float = SETTLED_S
+    wrong: bool = False
     _taps: deque[_Tap] = field(default_factory=lambda: deque(maxlen=MOST_UNDONE))
     _graphs: dict[bytes, LoadedGraphs] = field(default_factory=dict)
     _unreadable: dict[tuple[str, str], str] = field(default_factory=dict)
     """The reason why a file is no picture, by its name and version."""
 
     def __post_init__(self) -> None:
-        inbox = self.config.data.inbox
-        if inbox is None:
+        inbox = check_inbox(self.config.data)
+        self._inbox, self._aside = inbox / ALARMS if self.wrong else inbox, inbox / NOT_USABLE
+        if self.wrong and not self._inbox.is_dir():
             raise BadInput(
-                'DEVICE.toml names no folder of images that wait for a label; write inbox = "/path/to/inbox" into '
-                "[data]"
+                "no alarm has been kept; write keep_alarms = 100 into [listen], and run hushfleet-edge listen"
             )
-        self._inbox = Path(inbox)
-        if not self._inbox.is_dir():
-            wrong = "there is no such folder; make it"
-            if is_closed(inbox):
-                wrong = f"a folder above it is closed to this user; {AS_THE_CLIENT}"
-            raise BadInput(f"data.inbox = {inbox!r}: {wrong}")
-        self._folders = ClassFolders(self.config.data)
         with opened_store(self.config) as store:
             class_names(self.config, store)  # raises if no image can be labelled here
+            self._rate = sample_rate(store)
+        self._folders = ClassFolders(self.config.data, rate=self._rate)
 
     def next(self, said: str = "") -> Shown:
         """Returns the image that has waited longest, with the model's guess."""
@@ -129,18 +141,44 @@ class Desk:
                 said=one_line(said),
                 unreadable=tuple(map(one_line, self._unreadable.values())),
                 version=version_of(files[waiting[0]]) if waiting else "",
+                kind="clip" if self.config.data.kind == "sound" else "image",
+                wrong=self.wrong,
             )
+            if self.wrong and waiting:
+                guess = taken_for(waiting[0])
+                return replace(shown, guess=guess if guess[0] in shown.classes else None, by="this board")
             return self._guessed(shown, store, self._inbox / waiting[0]) if store is not None and waiting else shown
 
     def preview(self, name: str, version: str) -> bytes:
-        """Returns a new JPEG of an image in the inbox, so that no code reaches the browser. Raises `BadInput`."""
-        return preview(self._found(name, version), longest=PREVIEW_PIXELS)
+        """Returns a new JPEG of an image in the inbox, so that no code reaches the browser; of a clip its spectrogram.
+
+        Raises `BadInput`.
+        """
+        file = self._found(name, version)
+        if self.config.data.kind == "sound":
+            return spectrogram.spectrogram(sound.read_clip(file, self._rate), self._rate)
+        return preview(file, longest=PREVIEW_PIXELS)
+
+    def clip(self, name: str, version: str) -> bytes:
+        """Returns a clip in the inbox as a new WAV file, as the task hears it. Raises `BadInput`."""
+        if self.config.data.kind != "sound":
+            raise BadInput("an image has no sound")
+        pcm, times = sound.read_clip(self._found(name, version), self._rate), -(-PLAYED_HZ // self._rate)
+        return sound.wav_of(pcm.repeat(times), times * self._rate)
 
     def tap(self, name: str, label: str, version: str) -> Shown:
         """Moves an image to its class, or with an empty label aside. Raises `BadInput` if it is not there, or if it is
         another picture than the shown one.
+
+        An alarm with an empty label is none of the classes: it becomes a sample of `listen.no_alarm` if the task has
+        this class.
         """
         image, said = self._found(name, version), f"{name} is labelled {label}." if label else f"{name} is put aside."
+        if self.wrong and not label:
+            with opened_store(self.config) as store:
+                none = one_form(self.config.listen.no_alarm)
+                label = none if none in class_names(self.config, store) else ""
+            said = f"{name} is labelled {label}." if label else f"{said} No class of the task is called {none!r}."
         if label:
             with opened_store(self.config) as store:
                 label = check_label(label, class_names(self.config, store))
@@ -149,7 +187,7 @@ class Desk:
             except AlreadyThere as error:
                 said, label = f"{error}. This copy was put aside.", ""
         if not label:
-            place = move(image, self._inbox / NOT_USABLE)
+            place = move(image, self._aside)
         self._taps.append(_Tap(name, label, place))
         return self.next(said)
 
@@ -201,8 +239,8 @@ class Desk:
         found: dict[str, os.stat_result] = {}
         for top, folders, files in walked(self._inbox):
             inside = Path(top).relative_to(self._inbox)
-            aside = NOT_USABLE if top == str(self._inbox) else None
-            folders[:] = [each for each in folders if not each.startswith(".") and each != aside]
+            aside = (NOT_USABLE, ALARMS) if top == str(self._inbox) and not self.wrong else ()
+            folders[:] = [each for each in folders if not each.startswith(".") and each not in aside]
             for name in files:
                 with suppress(OSError):  # it was moved meanwhile
                     status = os.lstat(os.path.join(top, name))
@@ -232,7 +270,7 @@ class Desk:
         if not name.isprintable():
             return f"{name!a}: the name has characters that cannot be shown; rename the file"
         try:
-            check_picture(self._inbox / name)
+            check_sample(self._inbox / name, self.config.data.kind, self._rate)
         except BadInput as error:
             return str(error)
         return ""

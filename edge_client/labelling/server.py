@@ -40,7 +40,7 @@ _FILES = {
 }
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "img-src blob:; media-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
@@ -51,10 +51,12 @@ _TEXTS = dict.fromkeys(("image", "label", "version"), "")
 _ROUTES: dict[str, Callable[[Desk, dict[str, str]], Shown | bytes]] = {
     "/next": lambda desk, _: desk.next(),
     "/image": lambda desk, given: desk.preview(given["image"], given["version"]),
+    "/clip": lambda desk, given: desk.clip(given["image"], given["version"]),
     "/tap": lambda desk, given: desk.tap(given["image"], given["label"], given["version"]),
     "/undo": lambda desk, _: desk.undo(),
 }
 """Requests that need the token, all of them POST: path -> the answer, from the texts that were sent."""
+_KINDS = {"/image": "image/jpeg", "/clip": "audio/wav"}
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -91,10 +93,13 @@ class LabelServer(ThreadingHTTPServer):
         """Returns the lines that tell a person where the page is."""
         host, port = str(self.server_address[0]), self.server_address[1]
         name = _own_address() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
-        lines = [f"label new images at http://{name}:{port}/#{self.token}", "Ctrl-C ends it"]
+        clips = self.desk.config.data.kind == "sound"
+        what = "alarms" if self.desk.wrong else "new clips" if clips else "new images"
+        gets = "hears the clips" if clips else "sees the images"
+        lines = [f"label {what} at http://{name}:{port}/#{self.token}", "Ctrl-C ends it"]
         if host in LOCAL:
             return [*lines, f"from another machine: ssh -L {port}:127.0.0.1:{port} BOARD, then the same address"]
-        return [*lines, "the connection is not encrypted: whoever listens in on this network sees the images"]
+        return [*lines, f"the connection is not encrypted: whoever listens in on this network {gets}"]
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._free.acquire(blocking=False):
@@ -154,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"something went wrong on the board: {error}")
         else:
             if isinstance(made, bytes):
-                self._send(HTTPStatus.OK, made, "image/jpeg")
+                self._send(HTTPStatus.OK, made, _KINDS[self.path])
             else:
                 self._send(HTTPStatus.OK, asdict(made))
 

@@ -10,15 +10,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hushfleet.data.samples import LabelledSamples
+from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.edge_client.board.sample_files import Reading, load_file
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.personalized_model import PersonalizedModel
 from hushfleet.edge_client.worker.predict import graphs_of
-from hushfleet.learning.anomaly import Threshold, divided, errors_of, threshold
+from hushfleet.learning.anomaly import Threshold, errors_of, own_reconstruction, threshold
 from hushfleet.learning.evaluation import LogitsOf
 from hushfleet.losses import normal
+from hushfleet.wire.format.spec import TaskSpec
 
 _LEAST = 1e-30  # smallest divisor, because the threshold of constant samples is 0
 
@@ -56,17 +57,17 @@ class Unusual(NamedTuple):
             lines.append(f"  the largest error is {max(self.scores):.3g} times the threshold")
         lines.append(
             f"  the threshold is a mean squared error of {chosen.error:.3g}, by {chosen.held_out} samples of this "
-            f"board that are held out; of normal ones at most {100 * chosen.false_alarms:.2g} % lie above it"
+            f"board; of normal ones at most {100 * chosen.false_alarms:.2g} % lie above it while they vary as these do"
         )
         return lines
 
 
 def judge(store: DeviceStore, own: PersonalizedModel, data: OwnDataSection, file: Path) -> Unusual:
-    """Judges a file. Raises `BadInput` if the file or the board's own data cannot be read, or nothing is held out."""
+    """Judges a file. Raises `BadInput` if the file or the board's own data cannot be read, or give no threshold."""
     spec = own.spec
-    graph, _ = graphs_of(store, spec)
-    chosen = threshold(graph, own.params, _held_out(own, data))
-    errors = errors_of(graph, own.params, load_file(file, data.here(spec.model)))
+    network, samples = _own(store, own, data)
+    chosen = _threshold(network, own.params, spec, samples)
+    errors = errors_of(network, own.params, load_file(file, data.here(spec.model)))
     return Unusual(spec.task, own.kind, chosen, tuple((errors / max(chosen.error, _LEAST)).tolist()))
 
 
@@ -80,22 +81,23 @@ def alarms_right(
     `BadInput` in the same cases as `judge`.
     """
     assert data.held_out is not None
+    network, samples = _own(store, own, data)
+    test = load_file(Path(data.held_out), data.here(own.spec.model), kind=data.kind)
+
+    def right(params: np.ndarray) -> int:
+        chosen = _threshold(network, params, own.spec, samples)
+        return int(((errors_of(network, params, test) > chosen.error) != normal(test.labels)).sum())
+
+    return right(own.params), len(test), "held-out samples", None if own.shared is None else right(own.shared)
+
+
+def _threshold(network: LogitsOf, params: np.ndarray, spec: TaskSpec, samples: Samples) -> Threshold:
+    return threshold(network, params, spec.model.layout, samples, by_content=spec.by_content)
+
+
+def _own(store: DeviceStore, own: PersonalizedModel, data: OwnDataSection) -> tuple[LogitsOf, Samples]:
+    """Returns the network as this board uses it, and the board's samples."""
     spec = own.spec
-    graph, _ = graphs_of(store, spec)
-    held_out, test = _held_out(own, data), load_file(Path(data.held_out), data.here(spec.model), kind=data.kind)
-    right, fleet_right = (
-        None if params is None else _right(graph, params, held_out, test) for params in (own.params, own.shared)
-    )
-    return right, len(test), "held-out samples", fleet_right
-
-
-def _right(graph: LogitsOf, params: np.ndarray, held_out: LabelledSamples, test: LabelledSamples) -> int:
-    chosen = threshold(graph, params, held_out)
-    return int(((errors_of(graph, params, test) > chosen.error) != normal(test.labels)).sum())
-
-
-def _held_out(own: PersonalizedModel, data: OwnDataSection) -> LabelledSamples:
-    reading = Reading(skipped=[], by_content=own.spec.by_content)
-    samples = load_file(Path(data.path), data.here(own.spec.model), kind=data.kind, reading=reading)
-    by = samples.images if own.spec.by_content else None
-    return samples.take(divided(samples.labels, by=by)[1])
+    reading = Reading(skipped=[], by_content=spec.by_content)
+    samples = load_file(Path(data.path), data.here(spec.model), kind=data.kind, reading=reading)
+    return own_reconstruction(graphs_of(store, spec)[0], spec.model.layout, lambda: samples), samples

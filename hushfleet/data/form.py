@@ -112,6 +112,11 @@ class SampleForm(Checked):
         """The shape of a segment of sound, (1, 1, T); None if samples are no sound."""
         return (1, 1, round(self.segment_s * self.sample_rate)) if self.sample_rate else None
 
+    @property
+    def hop(self) -> int:
+        """Frames from the beginning of one segment of sound to that of the next."""
+        return round((self.hop_s or self.segment_s) * self.sample_rate)
+
     def merged(self, other: SampleForm) -> SampleForm:
         """Returns this form, with the values of `other` where it fixes nothing."""
         return SampleForm(*(getattr(self, each.name) or getattr(other, each.name) for each in fields(self)))

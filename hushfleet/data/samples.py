@@ -7,6 +7,7 @@ CIFAR-10 takes 600 MB as float32 and 150 MB as bytes; a device's share of it is 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -242,6 +243,12 @@ class DataSet:
     @property
     def classes(self) -> int:
         return len(self.class_names)
+
+    @cached_property
+    def common_test(self) -> Samples:
+        """The test samples of devices without training samples, whom no model has met; without such, all of them."""
+        strangers = np.flatnonzero(self.test_owners == -1) if self.test_owners is not None else ()
+        return self.test.take(strangers) if len(strangers) else self.test
 
     @property
     def input_shape(self) -> tuple[int, int, int]:

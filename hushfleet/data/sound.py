@@ -47,8 +47,7 @@ class SoundForm:
     @classmethod
     def of(cls, form: SampleForm, *, one_a_clip: bool) -> SoundForm | None:
         """Returns the form that a task names; None if its samples are no sound."""
-        hop = round((form.hop_s or form.segment_s) * form.sample_rate)
-        return cls(form.sample_rate, hop, one_a_clip) if form.sample_rate else None
+        return cls(form.sample_rate, form.hop, one_a_clip) if form.sample_rate else None
 
     def segments(self, file: Path, length: int) -> Pcm:
         """Returns the segments of a file, int16 `[m, length]`. Raises `BadInput`."""
@@ -102,15 +101,20 @@ def loudest(segments: Pcm) -> Pcm:
     return segments[place : place + 1]
 
 
-def write_clip(path: Path, pcm: Pcm, sample_rate: int) -> None:
-    """Writes a WAV file of 16 bits; it is there whole or not at all. Raises `StoreFull`."""
+def wav_of(pcm: Pcm, sample_rate: int) -> bytes:
+    """Returns a WAV file of 16 bits."""
     content = io.BytesIO()
     with wave.open(content, "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
         file.setframerate(sample_rate)
         file.writeframes(np.asarray(pcm, "<i2").tobytes())
-    atomic_file.write_whole(path, content.getvalue(), durable=True)
+    return content.getvalue()
+
+
+def write_clip(path: Path, pcm: Pcm, sample_rate: int) -> None:
+    """Writes a WAV file of 16 bits; it is there whole or not at all. Raises `StoreFull`."""
+    atomic_file.write_whole(path, wav_of(pcm, sample_rate), durable=True)
 
 
 def _read_wav(path: Path, sample_rate: int) -> Pcm:

@@ -9,17 +9,22 @@ behaves as in the held-out samples, at most the wanted share of its samples is a
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 
 from hushfleet.data.held_out import chosen_by_content
-from hushfleet.data.samples import LabelledSamples
+from hushfleet.data.samples import LabelledSamples, Samples
 from hushfleet.errors import BadInput
 from hushfleet.learning.evaluation import LogitsOf, evaluate_each
 from hushfleet.losses import normal
+from hushfleet.params import ParamLayout, is_moments
 
 _ROUNDING = 1e-9
+_LEAST_FITTED = 3
+_LEAST_ERROR = 1e-30  # of constant samples it is 0
 EVERY = 5
 """Every fifth sample is held out, or one in five by its content, so that samples that are appended later do not change
 the choice among earlier ones."""
@@ -65,14 +70,86 @@ class Threshold(NamedTuple):
         above = max(1, math.floor((count + 1) * false_alarms + _ROUNDING))
         return cls(float(np.sort(errors)[-above]), count, above / (count + 1))
 
+    @classmethod
+    def fitted(cls, errors: np.ndarray, false_alarms: float) -> Threshold:
+        """Returns the threshold above which a further error lies with the chance `false_alarms`, if the logarithms of
+        errors are normally distributed: a prediction interval. So few samples show more than by their largest error.
+
+        :param errors: the errors of normal samples, `[n]`. Raises `BadInput` for less than three.
+        """
+        count = len(errors)
+        if count < _LEAST_FITTED:
+            raise BadInput(f"{count} normal samples in data.path: a threshold needs {_LEAST_FITTED} at least")
+        logs = np.log(np.maximum(errors, _LEAST_ERROR))
+        width = _student_quantile(1 - false_alarms, count - 1) * math.sqrt(1 + 1 / count)
+        return cls(float(np.exp(logs.mean() + width * logs.std(ddof=1))), count, false_alarms)
+
+
+def _student_quantile(chance: float, freedom: int) -> float:
+    """Returns a quantile of Student's t distribution, by its expansion about the normal one (Fisher and Cornish, The
+    Percentile Points of Distributions Having Known Cumulants, Technometrics 2, 1960).
+
+    >>> round(_student_quantile(0.99, 19), 3)
+    2.539
+    """
+    z = NormalDist().inv_cdf(chance)
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return math.fsum(term / freedom**power for power, term in enumerate(terms))
+
+
+def own_reconstruction(logits_of: LogitsOf, layout: ParamLayout, samples: Callable[[], Samples]) -> LogitsOf:
+    """Returns the network as a device uses it: second moments reconstruct about the mean of its own normal samples,
+    which stays on the device; other networks reconstruct as they are.
+
+    :param samples: returns the device's samples.
+    """
+    if not is_moments(layout) or not len(own := _normal_ones(samples())):
+        return logits_of
+    mean = own.x.mean(0, keepdims=True)
+    return lambda params, x: logits_of(params, x - mean) + mean.reshape(1, -1)
+
 
 def errors_of(logits_of: LogitsOf, params: np.ndarray, samples: LabelledSamples) -> np.ndarray:
     """Returns the reconstruction error of each sample, float64 `[n]`."""
     return evaluate_each(logits_of, params, samples).losses
 
 
-def threshold(logits_of: LogitsOf, params: np.ndarray, held_out: LabelledSamples) -> Threshold:
-    """Returns a model's threshold, from samples that it was not trained on."""
-    false_alarms = held_out.targets.false_alarms
+def threshold(
+    logits_of: LogitsOf, params: np.ndarray, layout: ParamLayout, samples: Samples, *, by_content: bool
+) -> Threshold:
+    """Returns a model's threshold, from samples that it was not trained on; or with second moments, which hardly
+    depend on one device's samples, from all of its normal ones, each about the mean of the others.
+
+    :param logits_of: the network as the device uses it.
+    :param samples: all of the device's.
+    """
+    false_alarms = samples.targets.false_alarms
     assert false_alarms is not None
+    if is_moments(layout):
+        own = _normal_ones(samples)
+        without_one = (len(own) / max(1, len(own) - 1)) ** 2
+        return Threshold.fitted(without_one * errors_of(logits_of, params, own), false_alarms)
+    held_out = samples.take(divided(samples.labels, by=samples.images if by_content else None)[1])
     return Threshold.of(errors_of(logits_of, params, held_out), false_alarms)
+
+
+def alarm_rates(errors: np.ndarray, faults: np.ndarray, threshold: Threshold) -> dict[str, float]:
+    """Returns the shares of faults and of normal samples above a threshold, and the F1 score of these alarms; NaN where
+    there are no such samples.
+
+    :param errors: float64 `[n]`.
+    :param faults: bool `[n]`.
+    """
+    alarms = errors > threshold.error
+    caught, found = alarms[faults], {"detected": alarms[faults], "false_alarms": alarms[~faults]}
+    rates = {name: float(each.mean()) if len(each) else math.nan for name, each in found.items()}
+    return rates | {"f1": float(2 * caught.sum() / max(1, alarms.sum() + faults.sum()))}
+
+
+def _normal_ones(samples: Samples) -> Samples:
+    return samples.take(np.flatnonzero(normal(samples.labels)))

@@ -49,6 +49,7 @@ class FeatureGraph:
     :param graph: returns an ONNX file that `check_features` accepted.
     :param given: how many of the features, from the first on, the network takes; None: all.
     :param loaded: called when the graph is loaded, before it runs.
+    :param stays: whether the session stays for the next samples.
     :param cache: a folder where features are stored, with a hash of their inputs as key; none by default.
     """
 
@@ -61,7 +62,9 @@ class FeatureGraph:
         threads: int = 1,
         cache: Path | None = None,
         loaded: Callable[[], None] = lambda: None,
+        stays: bool = False,
     ) -> None:
+        self._stays, self._session = stays, None
         self._graph = graph
         self._spec = spec
         self._given = None if given == spec.count else given
@@ -93,8 +96,11 @@ class FeatureGraph:
         features = np.empty((len(samples), self._spec.count, 1, 1), np.float32)
         if not len(samples):
             return features
-        session = open_session(self._graph(), threads=self._threads, fold=False)  # weights in bytes stay in bytes
-        self._loaded()
+        session = self._session
+        if session is None:
+            session = open_session(self._graph(), threads=self._threads, fold=False)  # weights in bytes stay in bytes
+            self._loaded()
+        self._session = session if self._stays else None
         with doing("features of images", total=len(samples)) as work:
             for place in range(len(samples)):
                 try:

@@ -112,7 +112,8 @@ def _steps(facts: GraphFacts) -> list[_Step]:
         try:
             given = apply(node, [values[name] for name in node.inputs])
         except GraphRefused as error:
-            raise GraphRefused(f"the sizes of {node.operator!r} cannot be told: {error}") from error
+            name = "".join(node.outputs[:1])
+            raise GraphRefused(f"the sizes of {node.operator!r} ({name}) cannot be told: {error}") from error
         for tensor in given.outputs:
             if tensor.kind not in ELEMENT_BYTES or len(tensor.shape) > 8:
                 raise GraphRefused(f"{node.operator!r} gives a tensor of a kind that is not allowed")

@@ -42,7 +42,7 @@ GROUPS = {
         *("dp-fedavg", "blur-lus", "dp-fedsam", "fedglp-adp", "acdp-pfsd", "dp-fedsim"),
         *("feddpa", "fedaddp", "apdp-fl"),
     ),
-    "ours": ("hush",),
+    "ours": ("hush", "second-moments"),
 }
 """The published methods by group: `private` ones were published for privacy, and all but `fedavg` can add noise."""
 # The file of each method. A board imports only the one that it runs, because all together take two megabytes.
@@ -51,6 +51,7 @@ _FILES = {
     **dict.fromkeys(("fedavg", "dp-fedavg", "fedprox"), "fedavg"),
     **dict.fromkeys(("fedper", "lg-fedavg", "fedrep"), "heads"),
     "hush": "hush",
+    "second-moments": "second_moments",
 }
 
 

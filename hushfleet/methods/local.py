@@ -13,6 +13,7 @@ from hushfleet.errors import BadInput
 from hushfleet.objectives import CROSS_ENTROPY, Objective
 
 if TYPE_CHECKING:
+    from hushfleet.data.samples import LabelledSamples
     from hushfleet.learning.batch import Batch
     from hushfleet.learning.own_samples import OwnSamples, Teacher
     from hushfleet.methods.state import PrivateArrays, RoundContext
@@ -168,12 +169,16 @@ class SelfDistillation:
 
 @dataclass(frozen=True)
 class Sgd:
-    """Local training in batches, by the optimizer of the method's configuration."""
+    """Local training in batches, by the optimizer of the method's configuration.
+
+    :param centred: whether the mean of the device's samples is subtracted from each of them.
+    """
 
     gradient: GradientRule = GradientRule()
     penalties: tuple[Penalty, ...] = ()
     order: PartOrder = PartOrder()
     distillation: SelfDistillation | None = None
+    centred: bool = False
 
     @property
     def objective(self) -> Objective:
@@ -183,6 +188,15 @@ class Sgd:
     @property
     def gradients_per_batch(self) -> int:
         return self.gradient.gradients * self.order.parts_at_once
+
+    def inputs(self, samples: LabelledSamples) -> LabelledSamples:
+        """Returns a device's samples as they train."""
+        if not self.centred or not len(samples):
+            return samples
+        from hushfleet.data.samples import FeatureSamples
+
+        x = samples.x
+        return FeatureSamples(x - x.mean(0), samples.labels, samples.targets)
 
     def teacher(self, context: RoundContext, samples: OwnSamples) -> Teacher | None:
         """Returns the teacher of a distillation; None without one."""
@@ -197,7 +211,8 @@ class Sgd:
     def by_record(self) -> Sgd:
         """Returns the training that replaces it when gradients are noised, part by part."""
         penalties = tuple(each for penalty in self.penalties if (each := penalty.by_record()) is not None)
-        return replace(self, gradient=self.gradient.by_record(), penalties=penalties)
+        # A record changes the mean, and so what all others send.
+        return replace(self, gradient=self.gradient.by_record(), penalties=penalties, centred=False)
 
 
 def squared_norm(array: Array) -> Array:

@@ -232,7 +232,7 @@ class OneClient:
 
     def __post_init__(self) -> None:
         assert isinstance(self.round.samples, LoadedSamples)
-        self.samples, self.gradient = self.round.samples.samples, self.round.samples.gradient_of
+        self.samples, self.gradient = self.training.inputs(self.round.samples.samples), self.round.samples.gradient_of
         self.config = self.round.config
         self.teacher = self.training.teacher(self.round.context, self.round.samples)
 

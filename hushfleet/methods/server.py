@@ -49,6 +49,10 @@ def mean_of(sums: Array, weights: Array) -> Array:
 class ServerHalf:
     """The base class of server halves; the base takes the mean of the sent values and keeps no state."""
 
+    def of_layout(self, layout: ParamLayout) -> ServerHalf:
+        """Returns the server half for a network of this layout; the base needs nothing of it."""
+        return self
+
     @property
     def weighs(self) -> bool:
         """Whether `weight` may differ from 1. A median has no weights, and weighted noise does not simply add up."""

@@ -74,10 +74,10 @@ class TaskMethod:
         mask.setflags(write=False)
         return PublicState(mask, 0)
 
-    @property
+    @cached_property
     def server(self) -> ServerHalf:
         """The server half."""
-        return self.parts.server
+        return self.parts.server.of_layout(self.layout)
 
     @property
     def training(self) -> Sgd:

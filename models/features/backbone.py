@@ -77,8 +77,7 @@ def from_bytes(data: bytes, image_shape: Shape, *, what: str, projected: bool = 
         )
     model = _model(data, what=what)
     graph = model.graph
-    constants = {constant.name for constant in graph.initializer}
-    inputs = [value for value in graph.input if value.name not in constants]
+    inputs = open_inputs(graph)
     if len(inputs) != 1 or not graph.output:
         raise BadInput(f"{what} has {len(inputs)} inputs; it must take images alone")
     shape, found = _shape(inputs[0]), _shape(graph.output[0])
@@ -109,13 +108,19 @@ def _read(path: Path) -> bytes:
 def _model(data: bytes, *, what: str) -> onnx.ModelProto:
     try:
         model = onnx.inliner.inline_local_functions(without_traces(onnx.load_from_string(data)))
-        _drop_unused_operator_sets(model)
+        drop_unused_operator_sets(model)
         return onnx.compose.add_prefix(onnx.shape_inference.infer_shapes(model), "backbone.")
     except Exception as error:  # protobuf's and onnx's own classes
         raise BadInput(f"{what} is not an ONNX file: {error}") from error
 
 
-def _drop_unused_operator_sets(model: onnx.ModelProto) -> None:
+def open_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    """Returns the inputs that are no constants of the file."""
+    constants = {constant.name for constant in graph.initializer}
+    return [value for value in graph.input if value.name not in constants]
+
+
+def drop_unused_operator_sets(model: onnx.ModelProto) -> None:
     """Removes, in place, the sets of which no node has an operator: exporters name all that they know."""
     used = {node.domain or "ai.onnx" for node in model.graph.node}
     kept = [each for each in model.opset_import if (each.domain or "ai.onnx") in used]

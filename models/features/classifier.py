@@ -40,8 +40,11 @@ class Classifier:
         return projection
 
 
-def find(graph: onnx.GraphProto) -> Classifier | None:
-    """Finds the linear layer that gives the graph's first output; None if there is none, or it has too few outputs."""
+def find(graph: onnx.GraphProto, *, least: int = LEAST) -> Classifier | None:
+    """Finds the linear layer that gives the graph's first output; None if there is none.
+
+    :param least: the least number of directions that its weights must give.
+    """
     made = {name: node for node in graph.node for name in node.output}
     node = made.get(graph.output[0].name)
     while node is not None and node.op_type in _AFTER:
@@ -56,7 +59,7 @@ def find(graph: onnx.GraphProto) -> Classifier | None:
     if weight is None or weight.ndim != 2 or options.get("transA"):
         return None
     weight = weight if options.get("transB") else weight.T
-    return Classifier(node.input[0], weight) if min(len(weight) - 1, weight.shape[1]) >= LEAST else None
+    return Classifier(node.input[0], weight) if min(len(weight) - 1, weight.shape[1]) >= least else None
 
 
 def _constant(graph: onnx.GraphProto, made: dict[str, onnx.NodeProto], name: str) -> np.ndarray | None:

@@ -20,7 +20,7 @@ def test_every_name_gives_its_model():
         "resnet8-gn",
         "svhn-cnn",
     ]
-    assert model_names() == sorted([*cnns, "autoencoder", "linear"])
+    assert model_names() == sorted([*cnns, "autoencoder", "linear", "second-moments"])
     for name in model_names():
         assert get_model(name).name == name
 
@@ -59,11 +59,14 @@ def test_an_autoencoder_gives_its_input_through_fewer_numbers():
     model = get_model("autoencoder", input_shape=(2, 1, 3))
     weights = [(6, 3), (3, 6)]
     assert (model.classes, model.layout.size) == (6, sum(i * o + o for i, o in weights))
-    with pytest.raises(BadInput, match="7 outputs, and a sample has 6 values"):
-        get_model("autoencoder", classes=7, input_shape=(2, 1, 3))
+    for name in ("autoencoder", "second-moments"):
+        with pytest.raises(BadInput, match="7 outputs, and a sample has 6 values"):
+            get_model(name, classes=7, input_shape=(2, 1, 3))
+    with pytest.raises(BadInput, match="98 blocks of 128 x 128 second moments are 1605632 values"):
+        get_model("second-moments", input_shape=(1, 128, 98))
 
 
-@pytest.mark.parametrize("name", sorted({*model_names()} - {"autoencoder"}))
+@pytest.mark.parametrize("name", sorted({*model_names()} - {"autoencoder", "second-moments"}))
 def test_forward_gives_one_logit_a_class(name):
     model = get_model(name, classes=7)
     x = torch.zeros(3, *model.input_shape)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.fft
 
 import hushfleet as hf
 from hushfleet.aggregator.config.task import load_task, parse_task
@@ -18,10 +19,19 @@ from hushfleet.aggregator.results.result import Result
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.data.arrays import Data, load_arrays
 from hushfleet.data.csv_file import CsvLayout, load_csv_set, read_csv
+from hushfleet.edge_client.board.config import OwnDataSection
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.worker.personalized_model import personalized_model
+from hushfleet.edge_client.worker.unusual import judge
 from hushfleet.errors import BadInput
+from hushfleet.learning.anomaly import Threshold
+from hushfleet.methods.second_moments import GAIN
+from hushfleet.models import get_model
 from hushfleet.simulator.fleet import make_fleet
+from hushfleet.simulator.run_folder import RunFolder
 
 DEVICES, EACH, TESTED = 4, 25, 10
+LAYOUT = get_model("second-moments", input_shape=(2, 1, 3)).layout
 MACHINES = Path(__file__).parents[2] / "examples" / "machines"
 
 
@@ -110,6 +120,37 @@ def test_pumps_learn_in_secret_and_no_figure_is_called_accuracy(tmp_path: Path) 
     assert "AUROC is the probability that a sample with a fault has a larger reconstruction error" in report
     assert ">Accuracy<" not in report
     assert "<th>AUROC</th>" in run._repr_html_()
+
+
+MOMENTS: dict[str, Any] = {
+    **plain(model={"name": "second-moments"}, privacy={"epsilon": 50.0}, round={"rounds": 1}),
+    "method": {"name": "second-moments", "directions": 3},
+}
+
+
+@pytest.mark.slow
+def test_second_moments_are_the_same_in_processes_and_judge_there(tmp_path: Path) -> None:
+    """Against formulas: the mean and the threshold are each board's own, and the directions are those of all."""
+    fast, live = (
+        hf.simulate(MOMENTS, data=data(), out=tmp_path / engine, engine=engine, runtime="onnx", workers=1, quiet=True)
+        for engine in ("fast", "live")
+    )
+    params = [Checkpoints(tmp_path / each / "aggregator", LAYOUT, durable=False).read(1) for each in ("fast", "live")]
+    np.testing.assert_array_equal(*params)
+    same = [name for name in fast.devices if "own" in name or name.startswith("epsilon")]
+    assert {"auroc_own_local", "detected_own_local", "false_alarms_own_local", "f1_own_local"} <= set(same)
+    assert fast.devices[same].equals(live.devices[same])
+    assert fast.devices.auroc_own_local.min() > 0.95
+    with DeviceStore(RunFolder(tmp_path / "live").device("device-0").store, device="device-0", inspect=True) as store:
+        own = personalized_model(store)._replace(params=params[0])  # simulated boards do not fetch the last model
+        train = RunFolder(tmp_path / "live").device("device-0").train
+        found = judge(store, own, OwnDataSection("arrays", str(train)), train)
+    z = scipy.fft.dct(data().train_x[:EACH].reshape(EACH, 2, 3).astype(float), axis=-1, norm="ortho")
+    rest = (z - z.mean(0)).transpose(2, 0, 1)
+    rest -= np.einsum("tnc,tdc->tnd", rest, params[0].reshape(3, 2, 2) / GAIN)
+    errors = (rest**2).mean((0, 2))
+    np.testing.assert_allclose(np.array(found.scores) * found.threshold.error, errors, rtol=1e-4, atol=1e-9)
+    assert found.threshold == pytest.approx(Threshold.fitted(errors * (EACH / (EACH - 1)) ** 2, 0.01), rel=1e-3)
 
 
 def test_lines_that_are_steps_become_windows_of_one_device(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ const DOUBLE_TAP_MS = 400;
 async function ask(path, body) {
   const headers = { Authorization: "Bearer " + token };
   const answer = await fetch(path, { method: "POST", headers, body: JSON.stringify(body || {}) });
-  if (answer.headers.get("Content-Type") === "image/jpeg") return answer.blob();
+  if (answer.headers.get("Content-Type") !== "application/json") return answer.blob();
   const made = await answer.json();
   if (!answer.ok) throw new Error(made.error);
   return made;
@@ -27,13 +27,16 @@ function button(text, key, label) {
 
 async function show(next) {
   shown = next;
-  const { image, guess } = next;
-  $("waiting").textContent = next.waiting === 1 ? "1 image waits" : next.waiting + " images wait";
+  const { image, guess, kind, wrong } = next;
+  const what = wrong ? "alarm" : kind;
+  $("waiting").textContent = next.waiting === 1 ? `1 ${what} waits` : `${next.waiting} ${what}s wait`;
   $("name").textContent = image || "";
-  $("question").textContent = image ? "What is this?" : "All new images are done";
+  $("question").textContent = image ? (wrong && guess ? `Was this ${guess[0]}?` : "What is this?") : `All new ${what}s are done`;
+  $("aside").firstChild.textContent = wrong ? "None of these" : "Not usable";
   $("said").textContent = next.said;
   $("choices").hidden = $("aside").hidden = !image;
   $("again").hidden = Boolean(image);
+  $("play").hidden = !image || kind !== "clip";
   $("undo").hidden = !next.undo;
   $("guess").hidden = !guess;
   if (guess) {
@@ -43,15 +46,21 @@ async function show(next) {
   }
   $("classes").replaceChildren(...next.classes.map((name, place) => button(name, place < 9 ? String(place + 1) : "", name)));
   $("unreadable").hidden = !next.unreadable.length;
-  $("unreadable").firstChild.textContent = "Files in the inbox that are no readable images: " + next.unreadable.length;
+  $("unreadable").firstChild.textContent = `Files in the inbox that are no readable ${kind}s: ` + next.unreadable.length;
   $("unreadable").lastChild.replaceChildren(
     ...next.unreadable.map((each) => Object.assign(document.createElement("li"), { textContent: each })));
-  const before = $("image").src;
-  $("image").hidden = true;
-  if (before) URL.revokeObjectURL(before);
-  if (!image) return $("image").removeAttribute("src");
+  for (const each of [$("image"), $("clip")]) {
+    each.hidden = true;
+    if (each.src) URL.revokeObjectURL(each.src);
+    each.removeAttribute("src");
+  }
+  if (!image) return;
+  if (kind === "clip") {
+    $("clip").src = URL.createObjectURL(await ask("clip", { image, version: next.version }));
+    $("clip").hidden = false;
+  }
   $("image").src = URL.createObjectURL(await ask("image", { image, version: next.version }));
-  $("image").alt = "The new image " + image;
+  $("image").alt = `The new ${kind} ${image}`;
   await $("image").decode();
   $("image").hidden = false;
 }
@@ -78,10 +87,12 @@ async function begin(work) {
 
 const tap = (label) => act(() => ask("tap", { image: shown.image, version: shown.version, label }));
 const undo = () => act(() => ask("undo"));
+const play = () => { $("clip").currentTime = 0; $("clip").play(); };
 const again = () => act(() => ask("next"));
 $("guess").onclick = () => tap(shown.guess[0]);
 $("aside").onclick = () => tap("");
 $("undo").onclick = undo;
+$("play").onclick = play;
 $("again").onclick = again;
 
 document.addEventListener("keydown", (event) => {
@@ -92,6 +103,7 @@ document.addEventListener("keydown", (event) => {
   else if (key === "r") again();
   else if (!shown.image) return;
   else if (key === "0") tap("");
+  else if (key === "p" && shown.kind === "clip") play();
   else if (key === "enter" && shown.guess && event.target.tagName !== "BUTTON" && event.target.tagName !== "SUMMARY") tap(shown.guess[0]);
   else if (/^[1-9]$/.test(key) && place < shown.classes.length) tap(shown.classes[place]);
 });

@@ -18,13 +18,15 @@ from hushfleet.data.samples import LabelledSamples, Samples, inputs_of
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.sample_files import load_arrays, load_indices
 from hushfleet.edge_client.worker.metrics import evaluations
-from hushfleet.learning.anomaly import divided
+from hushfleet.errors import BadInput
+from hushfleet.learning.anomaly import alarm_rates, divided, errors_of, own_reconstruction, threshold
 from hushfleet.learning.batch import GradientFunction
 from hushfleet.learning.evaluation import Evaluation, LogitsOf
 from hushfleet.learning.graph_session import InferenceGraph
 from hushfleet.learning.linear import LinearGradient
 from hushfleet.learning.own_metrics import Metrics
 from hushfleet.learning.own_metrics import load as load_metrics
+from hushfleet.losses import normal
 from hushfleet.methods import method_of
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.models import is_own
@@ -121,6 +123,20 @@ class LoadedRun:
         model = self.spec.model
         own = getattr(self.gradient, "logits", None)
         return own or InferenceGraph(self._graph(model.inference), model.layout)
+
+    def own_inference(self, device: str) -> LogitsOf:
+        """The inference as this device uses it."""
+        return own_reconstruction(self.inference, self.spec.model.layout, lambda: self._parts(device)[0])
+
+    def alarms(self, device: str, params: np.ndarray) -> dict[str, float]:
+        """Returns what a device's alarms are worth on its own test, with the threshold that it would choose; empty if
+        it has too few samples to choose one."""
+        own, test, spec = self.own_inference(device), self.local_test(device), self.spec
+        try:
+            chosen = threshold(own, params, spec.model.layout, self._parts(device)[0], by_content=spec.by_content)
+        except BadInput:
+            return {}
+        return alarm_rates(errors_of(own, params, test), ~normal(test.labels), chosen)
 
     @cached_property
     def metrics(self) -> Metrics:

@@ -19,6 +19,7 @@ from hushfleet.learning.draws import Inputs
 from hushfleet.learning.evaluation import evaluate
 from hushfleet.learning.own_samples import LoadedSamples
 from hushfleet.methods.cost import RoundTerms
+from hushfleet.methods.local import Sgd
 from hushfleet.methods.local_round import LocalRound
 from hushfleet.methods.method import Method
 from hushfleet.methods.task_method import bind
@@ -109,14 +110,14 @@ def _taken(said: Predictions, indices: np.ndarray) -> Predictions:
 
 
 def _train_one(job: _Job) -> DeviceLocalOnly:
-    run = job.run
+    run, inference = job.run, job.run.own_inference(job.device)
     params = trained_local_only(run, job.device, job.initial, SeededRandomness(job.seed, job.index))
     shown = run.common_test.take(choose_examples(run.common_test, seed=job.seed))
     return DeviceLocalOnly(
         job.device,
-        evaluate(run.inference, params, run.common_test).accuracy,
-        evaluate(run.inference, params, run.local_test(job.device)).accuracy,
-        said=tuple(answers(run.inference, params, shown).tolist()) if run.spec.model.targets.are_classes else (),
+        evaluate(inference, params, run.common_test).accuracy,
+        evaluate(inference, params, run.local_test(job.device)).accuracy,
+        said=tuple(answers(inference, params, shown).tolist()) if run.spec.model.targets.are_classes else (),
     )
 
 
@@ -126,10 +127,11 @@ def trained_local_only(run: LoadedRun, device: str, initial: np.ndarray, randomn
     unbounded: dict[str, Any] = {"clip_norm": math.inf, "noise_multiplier": 0.0}
     plain = replace(spec.privacy, unit="device", accounting="strict", secure=None, noise_split=1, **unbounded)
     # Adds nothing to the loss; a gradient that could distil has no teacher, so it is the cross-entropy's gradient.
-    alone = bind(Method(), run.method.config, plain, layout, rounds=spec.rounds)
+    training = Sgd(centred=run.method.training.centred)
+    alone = bind(Method(training=training), run.method.config, plain, layout, rounds=spec.rounds)
     state, params, inputs = alone.init_state(), initial, Inputs(spec.model.dropout, spec.augment)
     samples = LoadedSamples(run.train(device), run.gradient, run.inference)
     for round in range(1, spec.rounds + 1):
         begun = LocalRound(alone, state, params, RoundTerms(), samples, round)
         params = begun.train(inputs=inputs, rng=randomness.order(round), make_optimizer=make_optimizer).end
-    return params
+    return run.method.server.final({}, params)

@@ -17,7 +17,8 @@ import numpy as np
 from hushfleet.aggregator.results.device_metrics import write_metrics
 from hushfleet.edge_client.storage.kept import KeptModel
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.worker.metrics import append_line, tested_fields
+from hushfleet.edge_client.worker.metrics import append_line, evaluations, tested_fields
+from hushfleet.edge_client.worker.personalized_model import is_shared_whole
 from hushfleet.learning.evaluation import Evaluations, evaluate_each, evaluate_models
 from hushfleet.learning.head_choice import takes_unlabelled
 from hushfleet.learning.personalized_head import inputs_of_own, own_logits, personalized_head_of
@@ -46,30 +47,35 @@ class _Chosen(NamedTuple):
 
 def choose_personalized_heads(simulation: Simulation, workers: WorkerPool, *, runtime: str = "onnx") -> None:
     """Lets devices that took part choose, if the model is linear: those that are tested, and those whose heads are
-    kept. The last round's metrics of a tested device are then the head's."""
-    if not simulation.prepared.spec.model.chooses_head:
+    kept. The last round's metrics of a tested device are then the head's; or the final model's, as the device uses it,
+    if devices predict with that (`is_shared_whole`)."""
+    spec, folder = simulation.prepared.spec, simulation.folder
+    if not (spec.model.chooses_head or is_shared_whole(spec)):
         return
-    folder, tested = simulation.folder, {device.name for device in simulation.tested}
-    devices = [name for name in simulation.took_part if name in tested or _kept(folder, name)]
+    choose, tested = (_choose if spec.model.chooses_head else _test_shared), {each.name for each in simulation.tested}
+    devices = [
+        name for name in simulation.took_part if name in tested or (spec.model.chooses_head and _kept(folder, name))
+    ]
     jobs = [
         _Job(**vars(job), tested=job.device in tested) for job in after_last_round(simulation, devices, runtime=runtime)
     ]
-    groups = chain.from_iterable(workers.map(_choose, in_groups(jobs, workers)))
+    groups = chain.from_iterable(workers.map(choose, in_groups(jobs, workers)))
     found = list(counted(groups, "each device chooses its head", total=len(jobs)))
     chosen = dict(zip(devices, found, strict=True))
     lines = {name: each.line for name, each in chosen.items() if each.line is not None}
     if not folder.cohort.exists():
         for name, (head, _) in chosen.items():
             with DeviceStore(folder.device(name).store, device=name, durable=False) as store:
-                assert head is not None
-                store.keep_model(head)
+                if head is not None:
+                    store.keep_model(head)
         for name, line in lines.items():
             append_line(folder.device(name).metrics, line)
     elif jobs:
         closed = jobs[0].round
         write_metrics(folder.metrics, closed, lines)
         heads = {index_of(name): pack(each.head) for name, each in chosen.items() if each.head is not None}
-        CohortStore.open(folder.cohort, closed=closed).append_heads(closed, heads)
+        if heads:
+            CohortStore.open(folder.cohort, closed=closed).append_heads(closed, heads)
 
 
 def _kept(folder: RunFolder, device: str) -> bool:
@@ -101,6 +107,18 @@ def _choose(jobs: Sequence[_Job]) -> list[_Chosen]:
         model = KeptModel.of(head, package=run.package, **kept) if _kept(run.folder, job.device) else None
         chosen.append(_Chosen(model, line))
     return chosen
+
+
+def _test_shared(jobs: Sequence[_Job]) -> list[_Chosen]:
+    run, params, lines = jobs[0].run, jobs[0].global_params(), []
+    for job in jobs:
+        part = run.local_indices(job.device)
+        local = run.local_test(job.device) if part is None else part
+        tested = evaluations(run.own_inference(job.device), params, run.common_test, local, run.metrics)
+        rates = {**tested["local"].metrics, **run.alarms(job.device, params)}
+        tested["local"] = tested["local"]._replace(metrics=rates)
+        lines.append(_Chosen(None, {"round": job.round, **tested_fields(tested)}))
+    return lines
 
 
 def _on_own(run: LoadedRun, device: str, params: np.ndarray, on_common: Evaluations) -> Evaluations:

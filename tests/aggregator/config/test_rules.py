@@ -43,6 +43,7 @@ BREAKS: dict[str, dict[str, Any]] = {
     "model.false-alarms-need-reconstruction": {"model.false_alarms": 0.1},
     "model.reconstruction-needs-layers": {"model.name": "linear", "model.loss": "reconstruction"},
     "model.autoencoder-needs-reconstruction": {"model.name": "autoencoder"},
+    "task.moments-are-summed-once": {**INPUTS, **ARRAYS, "model.name": "second-moments"},
     "method.momentum-needs-sgd": {"method.momentum": 0.5},
     "method.adamw-needs-decay": {"method.optimizer": "adamw"},
     "method.step-rounds-need-step": {"method.schedule": "step"},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,12 +10,16 @@ import pytest
 
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.labelling.desk import Desk
+from hushfleet.edge_client.labelling.heard import heard_name
 from hushfleet.edge_client.labelling.server import LabelServer
+from hushfleet.edge_client.labelling.spectrogram import SIZE
 from support.browser import Tab, tab
 from support.edge import Bench
+from support.label_page import serving
 from support.pictures import CLASSES, a_picture
+from support.sound_board import LENGTH, RATE, a_clip, device_toml, hearing, hears
 
-__all__ = ["tab"]
+__all__ = ["device_toml", "hearing", "hears", "tab"]
 pytestmark = pytest.mark.needs("chromium")
 READY = "!document.getElementById('image').hidden && !busy"
 
@@ -25,12 +28,8 @@ READY = "!document.getElementById('image').hidden && !busy"
 def server(trained: Bench, board: DeviceConfig) -> Iterator[LabelServer]:
     for number in range(5):
         a_picture(Path(board.data.inbox or "") / f"{number}.jpg", seed=number, size=(640, 480))
-    with LabelServer(Desk(board), host="127.0.0.1", port=0) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with serving(Desk(board)) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def press(tab: Tab, key: str) -> None:
@@ -95,6 +94,37 @@ def test_an_owner_labels_by_taps_and_keys(
     assert tab.value("document.getElementById('question').textContent") == "All new images are done"
     assert tab.value("document.getElementById('choices').hidden")
     assert tab.refused == [], "the content security policy stopped nothing of ours"
+
+
+def test_an_owner_hears_clips_and_marks_false_alarms(tab: Tab, hears: DeviceConfig, device_toml: Path) -> None:
+    inbox = device_toml.with_name("inbox")
+    a_clip(inbox / "new.wav", "tone", "quiet")
+    a_clip(inbox / "alarms/buzz" / heard_name(0.0, 0.75), "buzz")
+    ready = f"typeof busy !== 'undefined' && {READY}"
+    with serving(Desk(hears)) as server:
+        tab.do("Page.navigate", url=server.describe()[0].rpartition(" ")[2])
+        tab.until(ready)
+        assert tab.value("document.getElementById('waiting').textContent") == "1 clip waits"
+        assert tab.value("document.getElementById('image').naturalWidth") == SIZE[0]
+        tab.until("document.getElementById('clip').readyState > 0")
+        assert tab.value("document.getElementById('clip').duration") == 2 * LENGTH / RATE
+        press(tab, "p")
+        tab.until("document.getElementById('clip').played.length > 0")
+        press(tab, "3")
+        tab.until("shown.waiting === 0 && !busy")
+        assert tab.value("document.getElementById('clip').hidden")
+        assert files(inbox.with_name("sounds")) == ["tone/new.wav"]
+    with serving(Desk(hears, wrong=True)) as server:
+        tab.do("Page.navigate", url=server.describe()[0].rpartition(" ")[2])
+        tab.until(f"{ready} && shown.wrong")
+        assert tab.value("document.getElementById('question').textContent") == "Was this buzz?"
+        assert tab.value("document.getElementById('guess').textContent") == "buzzEnter75 % sure, by this board"
+        assert tab.value("document.getElementById('aside').firstChild.textContent") == "None of these"
+        press(tab, "0")
+        tab.until("shown.waiting === 0 && !busy")
+        assert tab.value("document.getElementById('question').textContent") == "All new alarms are done"
+    assert files(inbox.with_name("sounds")) == [f"none of these/{heard_name(0.0, 0.75)}", "tone/new.wav"]
+    assert tab.refused == []
 
 
 def test_another_address_says_what_to_open(tab: Tab, server: LabelServer) -> None:

@@ -103,7 +103,7 @@ def test_a_board_says_how_unusual_a_window_is(
     assert main(["predict", str(path), str(tmp_path / "later.csv")]) == 0
     said = capsys.readouterr().out
     assert "1 of 3 samples is unusual\n  sample 1: 100 times the threshold" in said
-    assert "0.04, by 4 samples of this board that are held out; of normal ones at most 20 % lie above" in said
+    assert "0.04, by 4 samples of this board; of normal ones at most 20 % lie above it while they vary" in said
     assert main(["status", str(path)]) == 0
     assert "right on 3 of 4 held-out samples" in capsys.readouterr().out  # window 2 is called unusual without a label
 

@@ -29,6 +29,7 @@ from hushfleet.schema import from_plain, to_plain
 SHAPE, VALUES = (2, 1, 3), 6
 TARGETS = Targets("reconstruction", false_alarms=0.1)
 RECONSTRUCTION = Objective("reconstruction")
+LAYOUT = get_model("autoencoder", input_shape=SHAPE).layout
 
 
 def samples(count: int, faults: int = 0, seed: int = 0) -> Samples:
@@ -102,7 +103,7 @@ def test_every_fifth_normal_sample_is_held_out_and_later_ones_change_nothing() -
     assert divided(labels[:7])[1].tolist() == [5]
     few = samples(3)
     with pytest.raises(BadInput, match="every 5th normal sample"):
-        threshold(lambda p, x: x.reshape(len(x), -1), np.zeros(1), few.take(divided(few.labels)[1]))
+        threshold(lambda p, x: x.reshape(len(x), -1), np.zeros(1), LAYOUT, few, by_content=False)
 
 
 def test_by_content_one_sample_less_changes_nothing_for_the_others() -> None:

@@ -30,7 +30,7 @@ LAYOUT = ParamLayout(("head.weight", "prior"), ((CLASSES, COUNT), (CLASSES,)))
 SECURE = SecureSpec(24, min_devices=9, honest_devices=8, honest_fraction=0.9)
 PRIVACY = PrivacySpec("record", "secure", clip_norm=0.5, noise_multiplier=4.2, delta=1e-5, secure=SECURE)
 PLAIN = {"optimizer": "sgd", "learning_rate": 16.0, "batch_size": 400, "local_epochs": 2}
-GO = {"fedavg", "dp-fedavg", "fednova", "ditto", "hush", "fedopt"}
+GO = {"fedavg", "dp-fedavg", "fednova", "ditto", "hush", "fedopt", "second-moments"}
 
 
 def method_of(name: str = "hush", privacy: PrivacySpec = PRIVACY, **config: Any) -> TaskMethod:

@@ -29,7 +29,7 @@ PRIVACY = PrivacySpec("device", "secure", clip_norm=2.0, noise_multiplier=8.9, d
 GO = {
     *("dp-fedavg", "fedprox", "dp-fedsam", "blur-lus", "ditto", "fedper", "lg-fedavg", "fedrep", "perfreezeclip"),
     *("pfedsd", "dkd-pfed", "moon", "feddpa", "hush", "fednova", "fedbn", "pfedme", "apfl"),
-    *("fedopt", "fedala"),
+    *("fedopt", "fedala", "second-moments"),
 }
 
 

@@ -149,6 +149,8 @@ class CohortTrainer:
             return
         if any(len(member.samples) == 0 for member in members):
             raise BadInput("a device of the cohort has no training samples; give each at least one")
+        if method.training.centred:
+            members = [replace(each, samples=method.training.inputs(each.samples)) for each in members]
         ready = [self._ready(method, member, member.samples, published) for member in members]
         needed, budget = self._memory(method, ready, inputs)
         pending = deque(self._groups(method, ready, self._fitting(needed, budget)))

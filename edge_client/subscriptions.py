@@ -12,7 +12,7 @@ FIRST_WAIT_S = 5.0
 LONGEST_WAIT_S = 900.0
 
 
-class Listening:
+class Subscriptions:
     """The topic filters of a device.
 
     If a broker adds a device to its access list after the device has connected, it never sends the retained messages by

@@ -1,0 +1,173 @@
+"""Compares detectors of anomalies: the fleet's second moments, a shared autoencoder, and what a board has alone.
+
+Pumps are made up (`examples/machines/make_data.py`). Digits are real: the UCI handwritten digits that scikit-learn
+ships, as vectors of 64 pixels; one class is unseen, and anomalous in the test. Boards see all other classes, or two.
+
+    python -m benchmarks.machines --out docs/figures/anomaly.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+from sklearn.datasets import load_digits
+from sklearn.ensemble import IsolationForest
+
+import hushfleet as hf
+from hushfleet.learning.anomaly import Threshold, alarm_rates, divided
+from hushfleet.losses import auroc
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "machines"
+COMPONENTS, TESTED = 4, 12
+MODELS: dict[str, dict[str, Any]] = {
+    "second moments": {
+        "model": {"name": "second-moments"},
+        "method": {"name": "second-moments"},
+        "round": {"rounds": 1},
+    },
+    "shared autoencoder": {
+        "model": {"name": "autoencoder"},
+        "method": {"name": "dp-fedavg", "learning_rate": 0.05, "local_steps": 20, "batch_size": 8},
+        "round": {"rounds": 20},
+    },
+}
+
+
+class Fleet(NamedTuple):
+    """:param data: `pumps`, `digits`, or `digits, two classes a board`."""
+
+    data: str
+    boards: int
+    samples: int
+    epsilon: float
+
+    @property
+    def false_alarms(self) -> float:
+        """The share that a board may call unusual."""
+        return 0.01 if self.data == "pumps" else 0.1
+
+
+FLEETS = [
+    *(Fleet("pumps", 60, samples, epsilon) for samples in (20, 10) for epsilon in (2, 8)),
+    Fleet("pumps", 20, 20, 8),
+    *(Fleet("digits", 60, 20, epsilon) for epsilon in (2, 8)),
+    Fleet("digits, two classes a board", 60, 20, 8),
+]
+FIGURES = ("auroc", "f1", "false_alarms", "detected")
+
+
+def pumps(fleet: Fleet, seed: int, folder: Path) -> tuple[hf.Data, dict[str, Any]]:
+    """Returns the data, and the section of a task."""
+    made = runpy.run_path(str(EXAMPLE / "make_data.py"))
+    made["make"](folder / "machines.npz", machines=fleet.boards, train=fleet.samples, seed=seed)
+    section = hf.task(EXAMPLE / "task.toml").to_plain()["data"]
+    with np.load(folder / "machines.npz") as arrays:
+        return hf.Data(**arrays), {key: section[key] for key in ("mean", "std", "input_shape")}
+
+
+def digits(fleet: Fleet, seed: int) -> tuple[hf.Data, dict[str, Any]]:
+    """:param seed: the class that is unseen, too."""
+    found, rng = load_digits(), np.random.default_rng(seed)
+    x, classes = found.data.astype(np.float32)[:, :, None, None] / 16, np.setdiff1d(np.arange(10), [seed])
+    order = rng.permutation(np.flatnonzero(found.target != seed))
+    trains, tests, places = [], [], np.arange(len(order))
+    for board in range(fleet.boards):
+        has = classes if fleet.data == "digits" else np.roll(classes, board * 4)[:2]
+        own = order[np.isin(found.target[order], has) & (places % 4 > 0)]
+        trains.append(rng.choice(own, fleet.samples, replace=False))
+        own = order[np.isin(found.target[order], has) & (places % 4 == 0)]
+        tests += [rng.choice(own, TESTED, replace=False), rng.choice(np.flatnonzero(found.target == seed), TESTED)]
+    names = np.array([f"board-{number}" for number in range(fleet.boards)])
+    data = hf.Data(
+        x[np.concatenate(trains)],
+        train_device=np.repeat(names, fleet.samples),
+        test_x=x[np.concatenate(tests)],
+        test_y=np.tile(np.repeat([0, 1], TESTED), fleet.boards),
+        test_device=np.repeat(names, 2 * TESTED),
+    )
+    return data, {"mean": [0.3] * 64, "std": [0.38] * 64, "input_shape": [64, 1, 1]}
+
+
+def measured(fleet: Fleet, seed: int) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yields the name and the mean figures over boards of each detector."""
+    with TemporaryDirectory() as folder:
+        data, section = pumps(fleet, seed, Path(folder)) if fleet.data == "pumps" else digits(fleet, seed)
+        for name, settings in MODELS.items():
+            task = {
+                "name": "machines",
+                **settings,
+                "model": {**settings["model"], "loss": "reconstruction", "false_alarms": fleet.false_alarms},
+                "privacy": {"accounting": "secure", "epsilon": fleet.epsilon},
+                "data": {"name": "arrays", "path": "x", "partition": "given", "devices": fleet.boards, **section},
+                "seed": seed,
+            }
+            run = hf.simulate(
+                task, data=data, out=Path(folder) / name, workers=1, local_only=False, report=False, quiet=True
+            )
+            yield name, {figure: float(run.devices[f"{figure}_own_local"].mean()) for figure in FIGURES}
+    mean, std = (np.array(section[key], np.float32).reshape(-1, 1, 1) for key in ("mean", "std"))
+    train, test = (
+        ((x.reshape(len(x), *section["input_shape"]) - mean) / std).reshape(fleet.boards, -1, mean.size * x.shape[-1])
+        for x in (data.train_x, data.test_x)
+    )
+    faults = np.asarray(data.test_y).reshape(fleet.boards, -1).astype(bool)
+    for name, score in (("own components", components), ("isolation forest", forest)):
+        boards = [alone(score, fleet.false_alarms, *each) for each in zip(train, test, faults, strict=True)]
+        yield name, {figure: float(np.mean([board[figure] for board in boards])) for figure in FIGURES}
+
+
+def alone(score: Any, false_alarms: float, train: np.ndarray, test: np.ndarray, faults: np.ndarray) -> dict[str, float]:
+    """Returns the figures of one board, with the threshold by its held-out samples."""
+    places, held = divided(np.zeros((len(train), 1)))
+    errors, own = score(train[places], test), score(train[places], train[held])
+    return {
+        "auroc": auroc(errors[~faults], errors[faults]),
+        **alarm_rates(errors, faults, Threshold.of(own, false_alarms)),
+    }
+
+
+def components(train: np.ndarray, x: np.ndarray) -> np.ndarray:
+    mean = train.mean(0)
+    directions = np.linalg.svd(train - mean, full_matrices=False)[2][:COMPONENTS]
+    rest = x - mean - (x - mean) @ directions.T @ directions
+    return (rest**2).mean(1)
+
+
+def forest(train: np.ndarray, x: np.ndarray) -> np.ndarray:
+    return -IsolationForest(n_estimators=50, random_state=0).fit(train).score_samples(x)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--seeds", type=int, default=5)
+    options.add_argument("--out", type=Path)
+    given = options.parse_args()
+    rows = []
+    print("| data | boards, samples each, epsilon | detector | AUROC, % | F1, % | false alarms, % | detected, % |")
+    print("|---|---|---|---:|---:|---:|---:|")
+    for fleet in FLEETS:
+        found: dict[str, list[dict[str, float]]] = {}
+        for seed in range(given.seeds):
+            for name, figures in measured(fleet, seed):
+                found.setdefault(name, []).append(figures)
+        for name, figures in found.items():
+            columns = {figure: [round(each[figure], 4) for each in figures] for figure in FIGURES}
+            rows.append({**fleet._asdict(), "detector": name, **columns})
+            shown = (f"{100 * np.mean(values):.1f} (sd {100 * np.std(values):.1f})" for values in columns.values())
+            about = f"{fleet.boards}, {fleet.samples}, {fleet.epsilon:g}"
+            print(f"| {fleet.data} | {about} | {name} | {' | '.join(shown)} |")
+            sys.stdout.flush()
+    if given.out is not None:
+        given.out.write_text(json.dumps({"seeds": list(range(given.seeds)), "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Runs `hushfleet-edge listen` until its sound ends, or somebody stops it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from datetime import datetime, timezone
+from pathlib import Path
+
+from hushfleet.data.form import SampleForm
+from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.board.process import return_freed_memory
+from hushfleet.edge_client.listen import sources
+from hushfleet.edge_client.listen.kept_clips import KeptClips
+from hushfleet.edge_client.listen.listener import Heard, SegmentListener
+from hushfleet.edge_client.listen.model_in_use import ModelInUse
+from hushfleet.errors import BadInput
+from hushfleet.output import say
+
+
+def listen(config: DeviceConfig, *, given: str | None, top: int) -> bool:
+    """Returns whether Ctrl-C has ended it. Raises `BadInput`.
+
+    :param given: a sound file, or `-` for a pipe, in place of the microphone.
+    :param top: classes to print of each segment.
+    """
+    if config.data.kind != "sound":
+        raise BadInput(f"data.kind = {config.data.kind!r}: to listen needs kind = 'sound'")
+    return_freed_memory()
+    stop, key, caught = threading.Event(), threading.Event(), list[int]()
+
+    def on_signal(number: int, frame: object) -> None:
+        caught.append(number)
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)
+    signal.signal(signal.SIGUSR1, lambda *_: key.set())
+    if config.listen.keep == "key" and given != "-" and sys.stdin.isatty():
+        threading.Thread(target=_press, args=(key,), daemon=True).start()
+    with ExitStack() as opened:
+        clips, model = KeptClips(config), ModelInUse(config)
+
+        def tell(heard: Heard) -> None:
+            at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+            say(json.dumps({"at": at, **model.about, **heard.to_json(top)}))
+
+        tellers: list[Callable[[Heard], None]] = [tell]
+        if config.listen.mqtt is not None:
+            from hushfleet.edge_client.listen.owners_broker import OwnersBroker
+
+            tellers.append(opened.enter_context(OwnersBroker(config, config.listen.mqtt)).tell)
+        while not stop.is_set():
+            form = model.form
+            listener = SegmentListener(form, config.listen, model, clips, key)
+            with closing(_source(config, given, form, stop)) as source:
+                for pcm in source:
+                    for heard in listener.hear(pcm, time.time()):
+                        for each in tellers:
+                            each(heard)
+                    model.look()
+                    if stop.is_set() or model.form != form:  # a new task may have another sample rate
+                        break
+                else:
+                    break
+    return signal.SIGINT in caught
+
+
+def _source(config: DeviceConfig, given: str | None, form: SampleForm, stop: threading.Event) -> sources.SoundSource:
+    if given is None:
+        return sources.of_microphone(config.listen.microphone, form.sample_rate, stop)
+    if given == "-":
+        return sources.of_pipe(stop)
+    return sources.of_file(Path(given), form.sample_rate, round(form.segment_s * form.sample_rate), form.hop)
+
+
+def _press(key: threading.Event) -> None:
+    """Sets the key at each Enter. The file is read, not the stream: its lock would outlive this thread at the end."""
+    while os.read(0, 1024):
+        key.set()

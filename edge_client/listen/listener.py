@@ -1,0 +1,120 @@
+"""Listens: each segment of sound is predicted, told, and kept if the owner's rule says so."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hushfleet.data.form import SampleForm
+from hushfleet.data.sound import UNIT, Pcm
+from hushfleet.edge_client.board.config import ListenSection
+from hushfleet.edge_client.listen.kept_clips import KeptClips
+from hushfleet.edge_client.listen.model_in_use import ModelInUse
+from hushfleet.edge_client.listen.recent_sound import SEGMENTS, RecentSound
+
+SILENCE_DBFS = -100.0
+"""The loudness of no sound at all, which has no logarithm."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """The news of one segment.
+
+    :param from_s: seconds of sound that came before it.
+    :param dbfs: its loudness; 0 is the loudest possible.
+    :param classes: as `Prediction.classes`; empty before the first model.
+    :param alarm: the class that the board takes it for; empty: for none, or that the model is not sure enough of.
+    :param kept: the files that were written.
+    """
+
+    from_s: float
+    dbfs: float
+    classes: tuple[tuple[str, float], ...]
+    alarm: str
+    kept: tuple[Path, ...]
+
+    def to_json(self, top: int) -> dict[str, Any]:
+        named = {"classes": dict(self.classes[: max(1, top)]), "alarm": self.alarm} if self.classes else {}
+        kept = {"kept": list(map(str, self.kept))} if self.kept else {}
+        return {"from_s": round(self.from_s, 3), "dbfs": round(self.dbfs, 1), **named, **kept}
+
+
+class SegmentListener:
+    """The work for each segment.
+
+    :param form: how sound is cut.
+    :param key: is set when the owner asks for a clip (`keep = "key"`).
+    """
+
+    def __init__(
+        self, form: SampleForm, rule: ListenSection, model: ModelInUse, clips: KeptClips, key: threading.Event
+    ) -> None:
+        self._rate, self._length = form.sample_rate, round(form.segment_s * form.sample_rate)
+        self._rule, self._model, self._clips, self._key = rule, model, clips, key
+        self._recent = RecentSound(self._length, form.hop)
+        self._used = 0  # frames up to the end of the last segment that was kept: no sound is kept twice
+        self._loud_at: int | None = None
+        self._alarm = ""
+
+    def hear(self, pcm: Pcm | None, at: float) -> Iterator[Heard]:
+        """Takes some sound, or the news that some is missing (None), and yields what was heard in it.
+
+        :param at: unix seconds.
+        """
+        if pcm is None:
+            self._recent.clear()
+            self._used, self._loud_at = self._recent.heard, None
+        else:
+            yield from (self._one(segment, at) for segment in self._recent.add(pcm))
+
+    def _one(self, segment: Pcm, at: float) -> Heard:
+        dbfs, kept = loudness(segment), list[Path | None]()
+        classes = self._model.predict(segment)
+        name, probability = classes[0] if classes else ("", 0.0)
+        alarm = name if name != self._rule.no_alarm and probability >= self._rule.alarm_above else ""
+        if alarm and alarm != self._alarm:  # the first segment of a sound that goes on
+            kept.append(self._clips.alarm(segment, self._rate, at, alarm, probability))
+        self._alarm = alarm
+        if (clip := self._wanted(segment, dbfs, probability if classes else 1.0)) is not None:
+            kept.append(self._clips.new(clip, self._rate, at))
+        from_s = (self._recent.heard - self._length) / self._rate
+        return Heard(from_s, dbfs, classes, alarm, tuple(filter(None, kept)))
+
+    def _wanted(self, segment: Pcm, dbfs: float, largest: float) -> Pcm | None:
+        """Returns the clip that the owner's rule wants now, if any."""
+        rule, heard = self._rule, self._recent.heard
+        fresh = heard - self._used
+        if rule.keep == "key":
+            if not self._key.is_set():
+                return None
+            self._key.clear()
+            return self._recent.loudest(SEGMENTS * self._length)
+        if fresh < self._length:
+            return None
+        if rule.keep == "unsure" and largest < rule.unsure_below:
+            self._used = heard
+            return segment
+        if rule.keep != "loud":
+            return None
+        if self._loud_at is None and dbfs >= rule.loud_dbfs:
+            self._loud_at = heard
+        if self._loud_at is None or heard < self._loud_at + self._length:
+            return None  # the sound may only have begun: its loudest part is in this segment or the next
+        self._used, self._loud_at = heard, None
+        return self._recent.loudest(fresh)
+
+
+def loudness(pcm: Pcm) -> float:
+    """Returns the root of the mean square in decibels below the loudest possible value.
+
+    >>> round(loudness(np.full(8, 1 << 14, np.int16)), 2)
+    -6.02
+    """
+    power = float(np.square(pcm, dtype=np.float64).mean())
+    return max(SILENCE_DBFS, 10 * math.log10(power / UNIT**2)) if power else SILENCE_DBFS

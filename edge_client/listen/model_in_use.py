@@ -1,0 +1,93 @@
+"""The model that listens: loaded once, and again when the client has made a newer one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+
+from hushfleet.data.form import SAMPLE_RATE, SEGMENT_S, SampleForm
+from hushfleet.data.sound import Pcm
+from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.labelling.class_folders import opened_store
+from hushfleet.edge_client.worker.personalized_model import PersonalizedModel, personalized_model
+from hushfleet.edge_client.worker.predict import LoadedGraphs, graphs_of, ordered, outputs_of, samples_of
+from hushfleet.errors import BadInput, HushfleetError
+
+LOOK_S = 10.0
+_NO_TASK = SampleForm(sample_rate=SAMPLE_RATE, segment_s=SEGMENT_S)
+
+_log = logging.getLogger("hushfleet.edge")
+
+
+class ModelInUse:
+    """The personalized model of a board beside its client.
+
+    Before the first task there is none, and sound has the form of a task that says nothing about it.
+
+    :param clock: monotonic seconds.
+    """
+
+    def __init__(self, config: DeviceConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._config, self._clock, self._look_at = config, clock, -float("inf")
+        self._stamp: object = None
+        self._said = ""
+        self._loaded: tuple[PersonalizedModel, LoadedGraphs] | None = None
+        self.look()
+
+    @property
+    def form(self) -> SampleForm:
+        """How this board's sound is cut."""
+        return self._loaded[0].spec.model.form if self._loaded else _NO_TASK
+
+    @property
+    def about(self) -> dict[str, str]:
+        """The names of the task and of the model, for other programs."""
+        return {"task": self._loaded[0].spec.task, "model": self._loaded[0].kind} if self._loaded else {}
+
+    def look(self) -> None:
+        """Loads the model if the store has changed since, at most every `LOOK_S` seconds.
+
+        If there is none that can be used, this is logged once, and the one before stays.
+        """
+        if (now := self._clock()) < self._look_at:
+            return
+        self._look_at = now + LOOK_S
+        stamp = [_stamp(f"{self._config.store_path}{suffix}") for suffix in ("", "-wal")]
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._load()
+            self._said = ""
+        except HushfleetError as error:
+            if str(error) != self._said:
+                _log.warning("%s", error)
+            self._said = str(error)
+
+    def predict(self, segment: Pcm) -> tuple[tuple[str, float], ...]:
+        """Returns classes and probabilities as `Prediction.classes`; none before the first model."""
+        if self._loaded is None:
+            return ()
+        (own, graphs), values = self._loaded, segment[None, None, None]
+        return ordered(own.spec.model, outputs_of(own, graphs, samples_of(own.spec.model, values))[0])
+
+    def _load(self) -> None:
+        with opened_store(self._config) as store:
+            if store is None:
+                raise BadInput("the client has not run yet, so there is no model: it has to take part in one round")
+            own = personalized_model(store)
+            same = self._loaded is not None and self._loaded[0].spec.digest == own.spec.digest
+            if not (own.spec.model.form.sample_rate and own.spec.model.targets.are_classes):
+                raise BadInput(f"the task {own.spec.task} has no classes of sound")
+            graphs = self._loaded[1] if self._loaded and same else graphs_of(store, own.spec, stay=True)
+            self._loaded = own, graphs
+
+
+def _stamp(path: str) -> object:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size

@@ -1,0 +1,106 @@
+"""Tells Home Assistant what is heard, by MQTT discovery, at the broker that the owner has named; off by default.
+
+What is heard is private, and no ledger charges it. Therefore it goes only to the owner's own broker; the fleet's is
+refused.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from typing import Any
+
+from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.listen.listener import Heard
+from hushfleet.errors import BadInput, LinkLost
+from hushfleet.version import __version__
+from hushfleet.wire.link.address import BrokerAddress
+from hushfleet.wire.link.interface import LinkDown, LinkUp, Will
+from hushfleet.wire.link.mqtt import MqttLink
+
+AGAIN_S = 60.0
+ONLINE, OFFLINE = b"online", b"offline"
+_SENSORS = {
+    "sound": {"name": "sound", "icon": "mdi:ear-hearing"},
+    "alarm": {"name": "alarm", "icon": "mdi:bell"},
+    "probability": {"name": "probability", "unit_of_measurement": "%", "state_class": "measurement"},
+    "loudness": {"name": "loudness", "unit_of_measurement": "dB", "device_class": "sound_pressure"},
+}
+"""Home Assistant's sensors, by the key of their value."""
+
+_log = logging.getLogger("hushfleet.edge")
+
+
+class OwnersBroker(AbstractContextManager["OwnersBroker"]):
+    """The connection to the owner's broker. Raises `BadInput` for an address that is wrong, or the fleet's.
+
+    What is heard is told if the likeliest class or the alarm has changed, and again once a minute.
+
+    :param clock: monotonic seconds.
+    """
+
+    def __init__(self, config: DeviceConfig, url: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        address, urls = (
+            BrokerAddress.parse(url),
+            [config.broker.url, *([config.fleet.enrol_url] if config.fleet else [])],
+        )
+        if (address.host, address.port) in [(fleet.host, fleet.port) for fleet in map(BrokerAddress.parse, urls)]:
+            raise BadInput(f"listen.mqtt = {str(address)!r}: must be a broker of your own, and not the fleet's")
+        name = f"hushfleet-listen/{config.device.id}"
+        self._states, self._available = f"{name}/state", f"{name}/available"
+        self._device, self._clock = config.device.id, clock
+        self._told: tuple[str, str] | None = None
+        self._again_at, self._said = 0.0, False
+        client_id = f"hushfleet-listen-{config.device.id}"
+        self._link = MqttLink(address, client_id=client_id, will=Will(self._available, OFFLINE))
+        self._link.open()
+
+    def tell(self, heard: Heard) -> None:
+        """Publishes what was heard, if it is new; without a connection it is told when there is one."""
+        while (event := self._link.receive(0.0)) is not None:
+            if isinstance(event, LinkUp):
+                self._told, self._said = None, False
+            elif isinstance(event, LinkDown) and not self._said:
+                _log.warning("Home Assistant is told nothing: %s", event.reason)
+                self._said = True
+        sound, probability = heard.classes[0] if heard.classes else ("", 0.0)
+        now, news = self._clock(), (sound, heard.alarm)
+        if news == self._told and now < self._again_at:
+            return
+        state = {"sound": sound, "alarm": heard.alarm, "probability": round(100 * probability, 1)}
+        with suppress(LinkLost):
+            if self._told is None or now >= self._again_at:
+                self._link.publish(*self._description(), retain=True)
+                self._link.publish(self._available, ONLINE, retain=True)
+                self._again_at = now + AGAIN_S
+            self._link.publish(self._states, _encoded(state | {"loudness": round(heard.dbfs, 1)}), retain=True)
+            self._told = news
+
+    def _description(self) -> tuple[str, bytes]:
+        """Returns topic and content of Home Assistant's device discovery message."""
+        unique = f"hushfleet_listen_{self._device}"
+        sensors = {
+            key: {"platform": "sensor", "unique_id": f"{unique}_{key}", "value_template": f"{{{{ value_json.{key} }}}}"}
+            | about
+            for key, about in _SENSORS.items()
+        }
+        described = {
+            "device": {"identifiers": [unique], "manufacturer": "Hushfleet", "name": f"{self._device} listens"},
+            "origin": {"name": "Hushfleet", "sw_version": __version__},
+            "state_topic": self._states,
+            "availability_topic": self._available,
+            "components": sensors,
+        }
+        return f"homeassistant/device/{unique}/config", _encoded(described)
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(LinkLost):
+            self._link.publish(self._available, OFFLINE, retain=True)
+        self._link.close()
+
+
+def _encoded(plain: Any) -> bytes:
+    return json.dumps(plain, allow_nan=False, ensure_ascii=False).encode()

@@ -1,0 +1,16 @@
+"""Makes the clips if there are none, trains, and prints the report. `python run.py privacy.epsilon=2` changes a key."""
+
+import sys
+from pathlib import Path
+
+import make_data
+
+import hushfleet as hf
+
+if __name__ == "__main__":
+    here = Path(__file__).parent
+    if not (here / "words").exists():
+        make_data.make(here / "words")
+    run = hf.simulate(hf.task(here / "task.toml", dict(each.split("=", 1) for each in sys.argv[1:])))
+    print(run.devices[["accuracy_own_local", "accuracy_alone_local"]].describe().round(3))
+    print(run.report())

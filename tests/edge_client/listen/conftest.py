@@ -1,0 +1,8 @@
+"""A board that hears."""
+
+from __future__ import annotations
+
+from support.device import package
+from support.sound_board import device_toml, hearing, hears
+
+__all__ = ["device_toml", "hearing", "hears", "package"]
