@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hushfleet.data.form import FOLDERS
 from hushfleet.durations import describe_duration
 from hushfleet.edge_client.board.certificate import describe_certificate
 from hushfleet.edge_client.board.config import DeviceConfig
@@ -343,7 +344,7 @@ def data(report: dict[str, Any], what: str) -> str:
 
 def _cure(report: dict[str, Any]) -> str:
     names = report["classes"]
-    if report["data_kind"] != "folder":
+    if report["data_kind"] not in FOLDERS:
         return "Correct the file that data.path names."
     shown = ", ".join(names[:SHOWN_CLASSES]) + (" and so on" if len(names) > SHOWN_CLASSES else "")
     return f"Put each into the sub-folder of data.path with the name of its class ({shown}), or replace it."

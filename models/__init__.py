@@ -20,7 +20,7 @@ __all__ = ["get_model", "is_own", "model_names"]
 # Each network's file.
 _FILES = {
     **dict.fromkeys(
-        ("cifar10-cnn", "digits-cnn", "emnist-cnn", "fashion-mnist-cnn", "mnist-cnn", "svhn-cnn"), "compact"
+        ("cifar10-cnn", "cnn", "digits-cnn", "emnist-cnn", "fashion-mnist-cnn", "mnist-cnn", "svhn-cnn"), "compact"
     ),
     "autoencoder": "autoencoder",
     "linear": "linear",
@@ -30,7 +30,7 @@ _FILES = {
 }
 
 
-_ANY_SHAPE = ("autoencoder", "linear", "second-moments")
+_ANY_SHAPE = ("autoencoder", "cnn", "linear", "second-moments")
 
 
 def model_names() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hushfleet.errors import BadInput
 from hushfleet.models.layers import Conv, Dropout, Layer, Layered, Linear, Pool
 from hushfleet.models.model import Model
 
@@ -50,6 +51,14 @@ def cifar10_cnn(classes: int = 10) -> Model:
     """Makes three padded 3x3 convolutions, each with ReLU and pooling, and three linear layers."""
     convolutions = (layer for outputs in (16, 32, 32) for layer in (Conv(outputs, 3, padding=1), Pool()))
     return _compact("cifar10-cnn", FED_DPA, (3, 32, 32), classes, (*convolutions, Linear(512), Linear(128)))
+
+
+def cnn(classes: int = 10, input_shape: tuple[int, int, int] = (1, 40, 98)) -> Model:
+    """Makes the network for log-mel spectra, and other images with sides of at least 8: three padded 3x3 convolutions,
+    each with ReLU and pooling, and two linear layers."""
+    if min(input_shape[1:]) < 8:
+        raise BadInput(f"model.name = 'cnn' takes images with sides of at least 8, not {list(input_shape)}")
+    return _compact("cnn", "Hushfleet", input_shape, classes, (*(Conv(16, 3, padding=1), Pool()) * 3, Linear(32)))
 
 
 def _compact(

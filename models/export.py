@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import importlib.metadata
 import inspect
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,14 +162,14 @@ def bake(inference_graph: bytes, layout: ParamLayout, params: np.ndarray, *, fea
 
 
 def _behind(features: onnx.ModelProto, network: onnx.ModelProto) -> onnx.ModelProto:
-    """Joins both graphs; the network takes its number of first features as images of one pixel."""
+    """Joins both graphs; the network takes its number of first features as images, of one pixel or more."""
     import onnx
     from onnx import numpy_helper
 
     if features.opset_import[0].version != network.opset_import[0].version:
         features = onnx.version_converter.convert_version(features, network.opset_import[0].version)
     shape = [-1, *(size.dim_value for size in network.graph.input[0].type.tensor_type.shape.dim[1:])]
-    bounds = [("features.first", 0), ("features.end", shape[1]), ("features.axis", 1)]
+    bounds = [("features.first", 0), ("features.end", math.prod(shape[1:])), ("features.axis", 1)]
     features = onnx.compose.add_prefix(features, "features.", rename_inputs=False)
     [name] = (value.name for value in features.graph.output)
     features.graph.initializer.append(numpy_helper.from_array(np.array(shape), "features.shape"))

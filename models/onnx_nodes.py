@@ -15,19 +15,21 @@ _IR_VERSION = 8
 class Graph:
     """Nodes and constants in the order in which they are added; the returned names identify values."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "") -> None:
+        """:param prefix: of all names, if the nodes come before others."""
+        self._prefix = prefix
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
 
     def constant(self, array: np.ndarray) -> str:
         """Adds a constant and returns its name."""
-        name = f"c{len(self.constants)}"
+        name = f"{self._prefix}c{len(self.constants)}"
         self.constants.append(numpy_helper.from_array(array, name))
         return name
 
     def node(self, operator: str, *inputs: str, **attributes: Any) -> str:
         """Adds a node with one result and returns the result's name."""
-        name = f"v{len(self.nodes)}"
+        name = f"{self._prefix}v{len(self.nodes)}"
         self.nodes.append(helper.make_node(operator, inputs, [name], **attributes))
         return name
 
@@ -36,7 +38,7 @@ class Graph:
 
         :param names: its inputs' names here.
         """
-        copied, name = onnx.NodeProto(), f"v{len(self.nodes)}"
+        copied, name = onnx.NodeProto(), f"{self._prefix}v{len(self.nodes)}"
         copied.CopyFrom(node)
         copied.name, copied.input[:], copied.output[:] = "", [names[each] for each in node.input], [name]
         self.nodes.append(copied)

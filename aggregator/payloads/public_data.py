@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -49,14 +50,19 @@ def public_samples(
 
     Raises `BadInput`.
     """
-    normal, where = {"mean": mean, "std": std}, f"model.public = {str(path)!r}"
+    normal: dict[str, Any] = {"mean": mean, "std": std}
+    where = f"model.public = {str(path)!r}"
     if path.suffix == ".npz":
         from hushfleet.data.arrays import Data, load_arrays
 
         if (x := load_arrays(path).train_x) is None:
             raise BadInput(f"{where} has no array train_x; numpy.savez({path.name!r}, train_x=...) writes one")
         some = np.asarray(x)[:: max(1, -(-len(x) // MOST))]
-        rules = {"class_names": ("any", "other"), "form": replace(task.data.form, labels=""), "input_shape": shape}
+        rules: dict[str, Any] = {
+            "class_names": ("any", "other"),
+            "form": replace(task.data.form, labels=""),
+            "input_shape": shape,
+        }
         data = Data(test_x=some, test_y=np.zeros(len(some), np.int64))
         found = data.dataset("public", **rules, **normal, where=where).test
     else:
@@ -66,7 +72,12 @@ def public_samples(
         sound = SoundForm.of(task.data.form, one_a_clip=task.privacy.unit == "record")
         if shape[1] == 1 and sound is None:
             raise BadInput(f"{where}: the task's samples are no images or sound; give an .npz file with train_x")
-        form = {"input_shape": shape, "class_names": (), "bit_depth": task.data.bit_depth or 8, "sound": sound}
+        form: dict[str, Any] = {
+            "input_shape": shape,
+            "class_names": (),
+            "bit_depth": task.data.bit_depth or 8,
+            "sound": sound,
+        }
         found = load_unlabelled(path, most=MOST, **form, **normal)
     if len(found) < LEAST or found.images.shape[1:] != tuple(shape):
         raise BadInput(

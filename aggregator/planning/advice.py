@@ -19,6 +19,7 @@ from hushfleet.durations import describe_duration
 from hushfleet.errors import BadInput, PrivacyError
 from hushfleet.methods.hush_rule import signal
 from hushfleet.secure.committee import least_honest
+from hushfleet.wire.format.spec import SOUND
 
 DAY_S = 86400.0
 YEAR_S, MONTH_S = 365 * DAY_S, 365 * DAY_S / 12
@@ -68,7 +69,7 @@ class Question:
             return True
         from hushfleet.models.features.backbone import has_classifier  # with onnx
 
-        return has_classifier(Path(self.features))
+        return has_classifier(Path(self.features.removeprefix(SOUND)))
 
     @property
     def least_devices(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hushfleet.data.walk import ENDINGS, files_below
+from hushfleet.data.walk import ENDINGS_OF, files_below
 from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.paths import is_closed
 
@@ -20,6 +20,7 @@ def describe_data(section: OwnDataSection) -> str | None:
 
     A device starts anyway: a disk, or a camera's first image, may come later.
     """
+    what, is_there, ending = ("sound", "is no", ".wav") if section.kind == "sound" else ("images", "are no", ".jpg")
     for key in ("unlabelled", "inbox", "path", "held_out"):
         if (place := getattr(section, key)) and is_closed(place):
             return (
@@ -28,7 +29,7 @@ def describe_data(section: OwnDataSection) -> str | None:
             )
     for key, folder in (("unlabelled", section.unlabelled), ("inbox", section.inbox)):
         if folder is not None and not os.path.isdir(folder):
-            return f"data.{key} = {folder!r}: there is no such folder of images"
+            return f"data.{key} = {folder!r}: there is no such folder of {what}"
     if (section.keep or section.max_mib) and os.path.isfile(section.path):
         return f"data.path = {section.path!r} is one file, of which data.keep and data.max_mib delete nothing"
     for key, text in (("path", section.path), ("held_out", section.held_out)):
@@ -38,10 +39,10 @@ def describe_data(section: OwnDataSection) -> str | None:
             if text and not os.path.isfile(path) and not (section.kind == "csv" and os.path.isdir(path)):
                 return f"{name}: there is no such {_FILES[section.kind]}{later}"
         elif text and not os.path.isdir(path):
-            return f"{name}: there is no such folder, with a sub-folder of images for each class{later}"
+            return f"{name}: there is no such folder, with a sub-folder of {what} for each class{later}"
         elif text and not any(
-            each.lower().endswith(ENDINGS) and os.path.isfile(each) and Path(each).parent != path
+            each.lower().endswith(ENDINGS_OF[section.kind]) and os.path.isfile(each) and Path(each).parent != path
             for each in files_below(path, data=path)
         ):
-            return f"{name}: there are no images in class folders, as in {path}/CLASS/1.jpg{later}"
+            return f"{name}: there {is_there} {what} in class folders, as in {path}/CLASS/1{ending}{later}"
     return None

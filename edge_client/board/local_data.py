@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hushfleet.at_need import at_need
+from hushfleet.data.form import FOLDERS
 from hushfleet.data.held_out import both_parts
 from hushfleet.data.samples import FeatureSamples, LabelledSamples, MakesFeatures, Samples, inputs_of
 from hushfleet.data.walk import ENDINGS_OF, files_below
@@ -49,8 +50,6 @@ else:
 Stamp = tuple[int, int]
 FilePlace = tuple[str, tuple[int, int, int]]
 
-FOLDERS = ("folder", "sound")
-"""The kinds of data that are a folder of files for each class."""
 MOST_UNLABELLED = 1000
 SETTLED_S = 2.0
 """A file that has not changed for this time is considered complete."""
@@ -230,13 +229,16 @@ class LocalData:
         if is_sound != bool(model.form.sample_rate):
             needed = "sound" if model.form.sample_rate else "folder' of images, or a table, not 'sound"
             raise BadInput(f"data.kind = {self._section.kind!r}: the task needs kind '{needed}'")
+        # features are computed segment by segment, so the sound of all clips need not be in memory
+        in_files = self._features is not None
+        form = sound.SoundForm.of(model.form, one_a_clip=self._one_a_clip, in_files=in_files) if is_sound else None
         return {
             "input_shape": model.image_shape,
             "class_names": model.class_names,
             "mean": model.mean,
             "std": model.std,
             "bit_depth": model.form.bit_depth or 8,
-            "sound": sound.SoundForm.of(model.form, one_a_clip=self._one_a_clip) if is_sound else None,
+            "sound": form,
         }
 
     def _none(self) -> Samples:
@@ -278,6 +280,8 @@ def zero_samples(model: ModelSpec, labels: np.ndarray) -> Samples | FeatureSampl
     """Returns black images, or features of zero, with these labels."""
     if model.features is not None:
         blank = np.zeros((len(labels), model.features.count, 1, 1), np.float32)
+        if math.prod(model.input_shape) == model.features.count:
+            return FeatureSamples(blank.reshape(-1, *model.input_shape), labels, model.targets)
         return FeatureSamples(blank, labels, model.targets, model.input_shape[0])
     images = np.zeros((len(labels), *model.input_shape), np.int16 if model.form.sample_rate else np.uint8)
     return Samples(images, labels, model.mean, model.std, model.targets)

@@ -51,8 +51,7 @@ class KeptFeatures:
         :param graph: computes them, if this `makes` some.
         """
         assert model.features is not None
-        self._spec, self._graph, given = model.features, graph, model.input_shape[0]
-        self._given = None if given == self._spec.count else given
+        self._spec, self._graph, self._input_shape = model.features, graph, model.input_shape
         runtime = importlib.util.find_spec("onnxruntime")
         origin = None if runtime is None else runtime.origin
         changed = None if origin is None else os.stat(origin).st_mtime_ns
@@ -75,7 +74,7 @@ class KeptFeatures:
         features = np.empty((len(digests), self._spec.count, 1, 1), np.float32)
         for row, digest in zip(features, digests, strict=True):
             row[:, 0, 0] = kept[digest]
-        return FeatureSamples.of(features, samples, self._given, skipped)
+        return FeatureSamples.of(features, samples, self._input_shape, skipped)
 
     def _read(self) -> dict[bytes, np.ndarray]:
         """Returns the rows; none if the file is of another task, or was not written to its end."""

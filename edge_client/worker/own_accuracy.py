@@ -60,7 +60,8 @@ def _measured(store: DeviceStore, own: PersonalizedModel, data: OwnDataSection) 
         return OwnAccuracy(spec.task, kind, *alarms_right(store, own, data))
     if data.held_out is not None:
         graph, features = graphs_of(store, spec)
-        samples = LocalData(replace(data, path=data.held_out), spec.model, features=features).samples()
+        held_out, by_record = replace(data, path=data.held_out), spec.privacy.unit == "record"
+        samples = LocalData(held_out, spec.model, features=features, one_a_clip=by_record).samples()
         logits_of, inputs = own.answers(graph, samples)
         right = int(evaluate_each(logits_of, params, inputs).correct.sum())
         fleet_right = None if own.shared is None else int(evaluate_each(graph, own.shared, samples).correct.sum())

@@ -112,8 +112,8 @@ def graphs_of(store: DeviceStore, spec: TaskSpec, *, stay: bool = False) -> Load
     if made is None:
         raise BadInput(f"this device lacks features of the task {spec.task}: it has to take part in one round first")
     check_features(made, model.features)
-    given = model.input_shape[0]
-    return InferenceGraph(graph, model.layout), FeatureGraph(lambda: made, model.features, given=given, stays=stay)
+    features = FeatureGraph(lambda: made, model.features, input_shape=model.input_shape, stays=stay)
+    return InferenceGraph(graph, model.layout), features
 
 
 def samples_of(model: ModelSpec, values: np.ndarray) -> Samples:
@@ -129,5 +129,5 @@ def _read(file: Path, model: ModelSpec) -> Samples:
     """Reads one image or clip, decoded and normalised in the same way as the device's training samples."""
     form, shape = model.form, model.image_shape
     if (clips := sound.SoundForm.of(form, one_a_clip=False)) is not None:
-        return samples_of(model, clips.segments(file, shape[2])[:, None, None])
+        return samples_of(model, clips.segments(file, shape[2]))
     return samples_of(model, read_image(file, input_shape=shape, bit_depth=form.bit_depth or 8)[None])

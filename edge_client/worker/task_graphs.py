@@ -68,7 +68,7 @@ def open_features(graph: bytes, spec: TaskSpec, *, config: DeviceConfig, threads
     return FeatureGraph(
         lambda: graph,
         features,
-        given=spec.model.input_shape[0],
+        input_shape=spec.model.input_shape,
         threads=threads,
         cache=None if shared is None else features_folder(shared.parent),
         loaded=return_small_blocks,

@@ -86,7 +86,7 @@ def load_folder_set(path: Path, *, by_device: bool = False, **form: Unpack[FileF
         records, rng = whole.records[0], np.random.default_rng(_ORDER_SEED)
         chosen = stratified_choice(whole.labels[records], round(WITHOUT_TEST * len(records)), rng)
         is_test = np.isin(whole.records[1], chosen)
-        train, test, test_owners = whole.take(~is_test), whole.take(is_test), None
+        train, test, test_owners = whole.take(np.flatnonzero(~is_test)), whole.take(np.flatnonzero(is_test)), None
         owners = None if owners is None else owners[~is_test]
     if len(train) and train.images.dtype != test.images.dtype:  # only one part has images with 16 bits
         train, test = (replace(part, images=unit_pixels(part.images)) for part in (train, test))
@@ -223,30 +223,43 @@ def load_unlabelled(path: Path, *, most: int, **form: Unpack[FileForm]) -> Sampl
     return _samples(found, [0] * len(found), form)
 
 
+def load_files(files: Sequence[tuple[Path, int]], form: FileForm, *, where: str) -> Samples:
+    """Returns the samples of these files with their labels. Raises `BadInput` if one is broken, or there is none.
+
+    :param where: the name of the files for the error.
+    """
+    found = [_read(file, form) for file, _ in counted(files, f"reading {_noun(form)}s", total=len(files))]
+    for (file, _), one in zip(files, found, strict=True):
+        if isinstance(one, str):
+            raise BadInput(f"{file}: {one}")
+    if not found:
+        raise BadInput(f"{where} has no {_noun(form)}")
+    return _samples(found, [label for _, label in files], form)
+
+
 def _noun(form: FileForm) -> str:
     return "clip" if form.get("sound") else "image"
 
 
 def _samples(found: Sequence[npt.NDArray[Any]], labels: Sequence[int], form: FileForm) -> Samples:
-    """:param found: an image `[C, H, W]`, or the segments of a clip `[m, T]`, of each file."""
+    """:param found: of each file: an image `[C, H, W]`, or the segments of a clip."""
     mean, std = (tuple(map(float, given)) for given in (form["mean"], form["std"]))
     each = np.array(labels, np.int64)
-    if form.get("sound"):
-        counts, none = list(map(len, found)), np.empty((0, form["input_shape"][2]), np.int16)
-        pcm, clips = np.concatenate([none, *found])[:, None, None], np.repeat(np.arange(len(found)), counts)
-        return Samples(pcm, np.repeat(each, counts), mean, std, clips=clips)
+    if (sound := form.get("sound")) is not None:
+        counts, segments = list(map(len, found)), sound.joined(found, form["input_shape"][2])
+        return Samples(segments, np.repeat(each, counts), mean, std, clips=np.repeat(np.arange(len(found)), counts))
     pixels = stacked(found) if found else np.empty((0, *form["input_shape"]), np.uint8)
     return Samples(pixels, each, mean, std)
 
 
-def _read(file: Path, form: FileForm) -> npt.NDArray[Any] | str:
+def _read(file: Path, form: FileForm) -> Any:
     """Returns the image, or the segments of the clip, or a text that says why it cannot be read."""
     if os.path.isdir(file):
         return "a link to a folder that is read elsewhere"
     try:
         if (sound := form.get("sound")) is not None:
             check_name(file.name, "sound")
-            return sound.segments(file, form["input_shape"][2])
+            return sound.read(file, form["input_shape"][2])
         check_name(file.name)
         return read_image(file, input_shape=form["input_shape"], bit_depth=form.get("bit_depth", 8))
     except (BadInput, MemoryError) as error:  # the file's header decides how much memory is needed

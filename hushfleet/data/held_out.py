@@ -54,7 +54,8 @@ def _places(images: np.ndarray, number: np.ndarray) -> np.ndarray:
     for image, record in zip(images, number.tolist(), strict=True):
         hashes[record].update(np.ascontiguousarray(image).tobytes())
     places = np.array([int.from_bytes(each.digest(), "big") / 2.0**64 for each in hashes], np.float64)
-    return places[number]
+    found: np.ndarray = places[number]
+    return found
 
 
 def both_parts(samples: Samples, share: float, *, are_all: bool = True) -> tuple[Samples, Samples]:

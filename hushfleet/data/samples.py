@@ -6,6 +6,7 @@ CIFAR-10 takes 600 MB as float32 and 150 MB as bytes; a device's share of it is 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -110,10 +111,7 @@ class Samples:
     @property
     def records(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """The first sample of each record, and the number of each sample's record, from 0."""
-        if self.clips is None:
-            return np.arange(len(self)), np.arange(len(self))
-        _, first, number = np.unique(self.clips, return_index=True, return_inverse=True)
-        return first, number
+        return records_of(self.clips, len(self))
 
     def of_records(self, chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Returns the samples of these records, ascending."""
@@ -125,12 +123,23 @@ class Samples:
         return Samples(self.images[indices], self.labels[indices], self.mean, self.std, self.targets, clips)
 
 
+def records_of(clips: npt.NDArray[np.int64] | None, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Returns the first sample of each record, and the number of each sample's record, from 0.
+
+    :param clips: as those of `Samples`; of `count` samples.
+    """
+    if clips is None:
+        return np.arange(count), np.arange(count)
+    _, first, number = np.unique(clips, return_index=True, return_inverse=True)
+    return first, number
+
+
 @dataclass(frozen=True, eq=False)
 class FeatureSamples:
-    """Labelled images as features, which a network takes as images of one pixel.
+    """Labelled images as features, which a network takes as images: of one pixel, unless it takes them all.
 
-    :param features: float32 `[n, count, 1, 1]`.
-    :param labels: like those of `Samples`, and likewise `targets`.
+    :param features: float32 `[n, count, 1, 1]`, or in the shape of the network's input.
+    :param labels: like those of `Samples`, and likewise `targets` and `clips`.
     :param given: how many of them, from the first on, the network takes; the others are for the device's personalized
         head. None: the network takes all, and the personalized head takes the same.
     """
@@ -139,24 +148,34 @@ class FeatureSamples:
     labels: npt.NDArray[Any]
     targets: Targets = CLASSES
     given: int | None = None
+    clips: npt.NDArray[np.int64] | None = None
 
     @classmethod
     def of(
-        cls, features: npt.NDArray[np.float32], samples: Samples, given: int | None, skipped: list[str] | None
+        cls,
+        features: npt.NDArray[np.float32],
+        samples: Samples,
+        input_shape: tuple[int, int, int] | None,
+        skipped: list[str] | None,
     ) -> FeatureSamples:
-        """Returns `samples` with `features` in place of images. Raises `GraphRefused`.
+        """Returns `samples` with `features` `[n, count, 1, 1]` in place of images. Raises `GraphRefused`.
 
+        :param input_shape: that of the network's input; None: `(count, 1, 1)`.
         :param skipped: the list that receives a text for each sample without finite features, which is left out; None:
             it is an error.
         """
-        fits = np.isfinite(features).all(axis=(1, 2, 3))
+        given, fits = None, np.isfinite(features).all(axis=(1, 2, 3))
+        if input_shape is not None and math.prod(input_shape) < features.shape[1]:
+            given = math.prod(input_shape)
+        elif input_shape is not None:
+            features = features.reshape(-1, *input_shape)
         if fits.all():
-            return cls(features, samples.labels, samples.targets, given)
+            return cls(features, samples.labels, samples.targets, given, samples.clips)
         if skipped is None:
             raise GraphRefused("the graph makes features that are not finite numbers")
         (places,) = np.nonzero(~fits)
         skipped += (f"sample {place}: it has no finite features" for place in places)
-        return cls(features[fits], samples.labels[fits], samples.targets, given)
+        return cls.of(features[fits], samples.take(np.flatnonzero(fits)), given, None)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -168,7 +187,7 @@ class FeatureSamples:
 
     @property
     def x(self) -> npt.NDArray[np.float32]:
-        """The network's input, float32 `[n, given, 1, 1]`; a copy if it is a part of the features."""
+        """The network's input, float32 `[n, given, 1, 1]` or in its own shape; a copy if it is not all features."""
         return np.ascontiguousarray(self.features[:, : self.given])
 
     @property
@@ -197,7 +216,8 @@ class FeatureSamples:
 
     def take(self, indices: npt.NDArray[np.integer[Any]] | slice) -> FeatureSamples:
         """Returns the samples at `indices`, in that order."""
-        return replace(self, features=self.features[indices], labels=self.labels[indices])
+        clips = None if self.clips is None else self.clips[indices]
+        return replace(self, features=self.features[indices], labels=self.labels[indices], clips=clips)
 
 
 LabelledSamples = Samples | FeatureSamples
@@ -247,7 +267,7 @@ class DataSet:
     @cached_property
     def common_test(self) -> Samples:
         """The test samples of devices without training samples, whom no model has met; without such, all of them."""
-        strangers = np.flatnonzero(self.test_owners == -1) if self.test_owners is not None else ()
+        strangers = np.flatnonzero(self.test_owners == -1) if self.test_owners is not None else np.arange(0)
         return self.test.take(strangers) if len(strangers) else self.test
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import wave
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ MOST_FRAMES = 1 << 24
 """The most frames of a clip, in its file and at the task's rate: 17 minutes at 16 kHz."""
 UNIT = 1 << 15
 """The value of int16 that stands for 1."""
-_BLOCK = 1 << 18  # values that are converted at once
+_BLOCK = 1 << 16  # values that are converted at once
 _NEEDS = "{} the extra sound: pip install 'hushfleet[sound]'"
 
 
@@ -38,21 +38,76 @@ class SoundForm:
     :param sample_rate: Hz.
     :param hop: frames from the beginning of one segment to that of the next.
     :param one_a_clip: whether each clip gives its loudest segment alone, as with the unit `record`.
+    :param in_files: whether segments stay in their files (`Segments`).
     """
 
     sample_rate: int
     hop: int
     one_a_clip: bool = False
+    in_files: bool = False
 
     @classmethod
-    def of(cls, form: SampleForm, *, one_a_clip: bool) -> SoundForm | None:
+    def of(cls, form: SampleForm, *, one_a_clip: bool, in_files: bool = False) -> SoundForm | None:
         """Returns the form that a task names; None if its samples are no sound."""
-        return cls(form.sample_rate, form.hop, one_a_clip) if form.sample_rate else None
+        return cls(form.sample_rate, form.hop, one_a_clip, in_files) if form.sample_rate else None
 
     def segments(self, file: Path, length: int) -> Pcm:
-        """Returns the segments of a file, int16 `[m, length]`. Raises `BadInput`."""
+        """Returns the segments of a file, int16 `[m, 1, 1, length]`. Raises `BadInput`."""
         found = segments_of(read_clip(file, self.sample_rate), length, self.hop)
-        return loudest(found) if self.one_a_clip else found
+        return (loudest(found) if self.one_a_clip else found)[:, None, None]
+
+    def read(self, file: Path, length: int) -> Pcm | Segments:
+        """Returns the same, in memory or in its file. Raises `BadInput`."""
+        found = self.segments(file, length)
+        return Segments(self, length, ((file, place) for place in range(len(found)))) if self.in_files else found
+
+    def joined(self, parts: Sequence[Any], length: int) -> Any:
+        """Returns the segments of several files, as `read` returns those of one."""
+        if self.in_files:
+            return Segments(self, length, (place for part in parts for place in part.places))
+        return np.concatenate([np.empty((0, 1, 1, length), np.int16), *parts])
+
+
+class Segments:
+    """Segments that are read from their files when they are used: an array int16 `[n, 1, 1, T]` in little memory.
+
+    A file that is gone by then, or has become shorter, gives zeros: it must not decide about the others.
+
+    :param places: of each segment: its file, and which of its segments it is.
+    """
+
+    dtype, ndim = np.dtype(np.int16), 4
+
+    def __init__(self, form: SoundForm, length: int, places: Iterable[tuple[Path, int]]) -> None:
+        self.places = tuple(places)
+        self.shape = (len(self.places), 1, 1, length)
+        self._form = form
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __iter__(self) -> Iterator[Pcm]:
+        file, segments = None, np.empty((0, *self.shape[1:]), np.int16)
+        for wanted, place in self.places:
+            if wanted != file:
+                file, segments = wanted, segments[:0]
+                with contextlib.suppress(BadInput):
+                    segments = self._form.segments(file, self.shape[3])
+            yield segments[place] if place < len(segments) else np.zeros(self.shape[1:], np.int16)
+
+    def __getitem__(self, indices: Any) -> Segments:
+        places = np.arange(len(self))[indices].tolist()
+        return Segments(self._form, self.shape[3], (self.places[place] for place in places))
+
+    def astype(self, kind: Any) -> np.ndarray:
+        """Returns all of them as an array in memory."""
+        found = np.empty(self.shape, kind)
+        for place, segment in enumerate(self):
+            found[place] = segment
+        return found
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.astype(dtype or self.dtype)
 
 
 def read_clip(path: Path, sample_rate: int) -> Pcm:
@@ -173,8 +228,11 @@ def _resampled(pcm: Pcm, rate: int, sample_rate: int) -> Pcm:
     except ImportError as error:
         told = f"it has {rate} Hz, and the task {sample_rate} Hz; to resample it install it"
         raise BadInput(_NEEDS.format(told)) from error
-    found = _pcm(soxr.resample(pcm.astype(np.float32) / np.float32(UNIT), rate, sample_rate))
-    if not len(found):
+    stream, parts = soxr.ResampleStream(rate, sample_rate, 1, dtype="float32"), list[Pcm]()
+    for first in range(0, len(pcm), _BLOCK):
+        block = pcm[first : first + _BLOCK].astype(np.float32) / np.float32(UNIT)
+        parts.append(_pcm(stream.resample_chunk(block, last=first + _BLOCK >= len(pcm))))
+    if not len(found := np.concatenate(parts)):
         raise BadInput(f"it has {len(pcm)} frames at {rate} Hz, too few for one at {sample_rate} Hz")
     return found
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,9 @@ from hushfleet.learning.graph_session import open_session
 from hushfleet.learning.graph_shapes import MEMORY_BYTES, check_cost
 from hushfleet.progress import doing
 from hushfleet.user_files import read_cached, write_cached
-from hushfleet.wire.format.spec import MAX_GRAPH_BYTES, FeatureSpec
+from hushfleet.wire.format.spec import MAX_GRAPH_BYTES, FeatureSpec, Shape
+
+_BLOCK = 32  # samples in memory
 
 
 def check_features(graph: bytes, spec: FeatureSpec, *, memory_bytes: int = MEMORY_BYTES) -> None:
@@ -47,7 +50,7 @@ class FeatureGraph:
     """`Samples -> FeatureSamples` with ONNX Runtime. Graph and session are released after each use, to save memory.
 
     :param graph: returns an ONNX file that `check_features` accepted.
-    :param given: how many of the features, from the first on, the network takes; None: all.
+    :param input_shape: that of the network, which takes the first features in it; None: all, as `(count, 1, 1)`.
     :param loaded: called when the graph is loaded, before it runs.
     :param stays: whether the session stays for the next samples.
     :param cache: a folder where features are stored, with a hash of their inputs as key; none by default.
@@ -58,7 +61,7 @@ class FeatureGraph:
         graph: Callable[[], bytes],
         spec: FeatureSpec,
         *,
-        given: int | None = None,
+        input_shape: Shape | None = None,
         threads: int = 1,
         cache: Path | None = None,
         loaded: Callable[[], None] = lambda: None,
@@ -67,7 +70,7 @@ class FeatureGraph:
         self._stays, self._session = stays, None
         self._graph = graph
         self._spec = spec
-        self._given = None if given == spec.count else given
+        self._input_shape = input_shape
         self._threads = threads
         self._cache = cache
         self._loaded = loaded
@@ -83,9 +86,9 @@ class FeatureGraph:
         data = None if path is None else read_cached(path)
         if data is not None and len(data) == 4 * shape[0] * shape[1]:
             features = np.frombuffer(data, np.float32).reshape(shape)
-            return FeatureSamples.of(features, samples, self._given, None)
+            return FeatureSamples.of(features, samples, self._input_shape, None)
         features = self.computed(samples, skips=skipped is not None)
-        made = FeatureSamples.of(features, samples, self._given, skipped)
+        made = FeatureSamples.of(features, samples, self._input_shape, skipped)
         if path is not None and len(made) == len(samples):
             with contextlib.suppress(OSError):  # after an error they are computed again next time
                 write_cached(path, features.tobytes())
@@ -103,8 +106,11 @@ class FeatureGraph:
         self._session = session if self._stays else None
         with doing("features of images", total=len(samples)) as work:
             for place in range(len(samples)):
+                if not place % _BLOCK:  # sound may still be in its files
+                    block = samples.take(slice(place, place + _BLOCK))
+                    block = replace(block, images=np.asarray(block.images))
                 try:
-                    features[place] = _run(session, samples.take(slice(place, place + 1)))[0]
+                    features[place] = _run(session, block.take(slice(place % _BLOCK, place % _BLOCK + 1)))[0]
                 except GraphRefused:
                     if not skips:
                         raise

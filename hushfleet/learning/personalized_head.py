@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hushfleet.data.samples import FeatureSamples, LabelledSamples
+from hushfleet.data.samples import FeatureSamples, LabelledSamples, records_of
 from hushfleet.learning.head_choice import HeadChoice
 from hushfleet.learning.soft_means import soft_means
 from hushfleet.learning.softmax import fit, log_softmax, rotated
@@ -121,7 +121,7 @@ def personalized_head_of(
     features = features / size
     if signal is not None:
         signal = equivalent(signal, features, *shared[WEIGHT].shape)
-    head = mixture(features, samples.y, logits_of(samples), signal)
+    head = mixture(features, samples.y, logits_of(samples), signal, records_of(samples.clips, len(samples)))
     if unlabelled is not None and len(unlabelled) and len(samples):
         head = with_unlabelled(head, features, samples.y, features_of(unlabelled) / size, logits_of(unlabelled))
     choice, scale, pull, prior = head
@@ -170,13 +170,20 @@ def _has_more(samples: LabelledSamples) -> bool:
     return isinstance(samples, FeatureSamples) and samples.given is not None
 
 
-def mixture(features: np.ndarray, labels: np.ndarray, logits: np.ndarray, signal: float | None) -> Mixture:
+def mixture(
+    features: np.ndarray,
+    labels: np.ndarray,
+    logits: np.ndarray,
+    signal: float | None,
+    records: tuple[np.ndarray, np.ndarray] | None = None,
+) -> Mixture:
     """Returns the weighted mean of all heads on the path, each fitted to all own images.
 
     :param features: float32 `[m, F]`, the features of the device's images, of norm 1.
     :param labels: int64 `[m]`, 0 to C - 1.
     :param logits: float32 `[C, m]`, the shared head's logits.
     :param signal: r, `equivalent` to that of ten classes; None if it is not known: the own images alone decide.
+    :param records: as `records_of` returns them: a record is in one fold. None: each image is one.
     """
     classes, images = logits.shape
     if not images:
@@ -184,10 +191,12 @@ def mixture(features: np.ndarray, labels: np.ndarray, logits: np.ndarray, signal
         return Mixture(HeadChoice(), 1.0, none, np.zeros(classes, np.float32))
     basis, penalties = rotated(features), _penalties(images)
     heads = _PARTS[:, None, None] * logits
-    folds = np.empty(images, int)
-    folds[np.argsort(labels, kind="stable")] = np.arange(images) % FOLDS  # each fold has its part of every class
+    first, number = records or records_of(None, images)
+    folds = np.empty(len(first), int)
+    folds[np.argsort(labels[first], kind="stable")] = np.arange(len(first)) % FOLDS  # each has its part of every class
+    folds = folds[number]
     unseen = np.empty((1 + len(heads), classes, images), np.float32)
-    for fold in range(min(FOLDS, images)):
+    for fold in range(min(FOLDS, len(first))):
         out = folds == fold
         prior, chance = _offsets(labels[~out], classes)
         offsets = heads + prior

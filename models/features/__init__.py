@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hushfleet.at_need import at_need
+from hushfleet.data.form import SAMPLE_RATE
 from hushfleet.data.samples import Samples
 from hushfleet.errors import BadInput, GraphRefused, format_value
 from hushfleet.learning.graph_features import check_features
 from hushfleet.learning.graph_session import open_session
 from hushfleet.models.export import content_key
-from hushfleet.models.features import backbone, classifier, pretrained, whitening
+from hushfleet.models.features import backbone, classifier, pretrained, speech, whitening
 from hushfleet.models.features.backbone import FeatureExtractor
 from hushfleet.models.features.filters import Filters
 from hushfleet.models.features.hidden import hidden_graph
+from hushfleet.models.features.log_mel import LogMel
 from hushfleet.models.features.public import PublicDirections
 from hushfleet.models.features.scattering import Scattering
 from hushfleet.models.features.speech import Speech
@@ -31,7 +33,7 @@ from hushfleet.models.features.whitening import Whitening
 from hushfleet.models.model import Model
 from hushfleet.models.onnx_nodes import Graph
 from hushfleet.user_files import read_cached, user_cache_dir, write_cached
-from hushfleet.wire.format.spec import MAX_SIDE, UNIT_NORM, Shape
+from hushfleet.wire.format.spec import LOG_MEL, MAX_SIDE, SOUND, UNIT_NORM, Shape
 
 if TYPE_CHECKING:
     import torch
@@ -59,6 +61,7 @@ class Asked(NamedTuple):
     weights: Path | None
     standardised: bool
     cache_dir: Path | None
+    sample_rate: int
 
 
 @dataclass(frozen=True)
@@ -79,8 +82,7 @@ def _whitened(name: str, kind: type[RawFeatures]) -> Features:
     def make(asked: Asked) -> FeatureExtractor:
         raw = kind(asked.image_shape)
         graph = _kept(lambda: make_graph(raw, fit(raw)), repr(raw), asked.cache_dir)
-        about = raw.about if isinstance(raw, Speech) else ""
-        return FeatureExtractor(asked.image_shape, graph, raw.kept + 1, raw.kept + 1, has_order=True, about=about)
+        return FeatureExtractor(asked.image_shape, graph, raw.kept + 1, raw.kept + 1, has_order=True)
 
     return Features(name, name.__eq__, make)
 
@@ -100,13 +102,34 @@ def _pretrained(asked: Asked) -> FeatureExtractor:
     return replace(made, about=network.about)
 
 
+def _speech(asked: Asked) -> FeatureExtractor:
+    if asked.sample_rate != speech.SAMPLE_RATE:
+        raise BadInput(
+            f"model.features = {speech.NAME!r} takes sound at {speech.SAMPLE_RATE} Hz; data.sample_rate = "
+            f"{asked.sample_rate}"
+        )
+    return replace(_whitened(speech.NAME, Speech).make(asked), about=speech.about())
+
+
+def _log_mel(asked: Asked) -> FeatureExtractor:
+    made, graph = LogMel.of(asked.image_shape, asked.sample_rate), Graph()
+    data = graph.to_bytes(graph.node("Flatten", made.add(graph, "x"), axis=1), asked.image_shape, made.count)
+    return FeatureExtractor(asked.image_shape, data, made.count, made.count, shape=made.shape)
+
+
 FEATURES = (
     _whitened("filters", Filters),
     _whitened("scattering", Scattering),
-    _whitened("sound:speech", Speech),
+    Features(speech.NAME, speech.NAME.__eq__, _speech),
+    Features(LOG_MEL, LOG_MEL.__eq__, _log_mel),
     Features(UNIT_NORM, UNIT_NORM.__eq__, _unit_norm),
     Features("torchvision:NAME", lambda name: name.startswith(pretrained.TORCHVISION), _pretrained),
     Features("timm:NAME", lambda name: name.startswith(pretrained.TIMM), _pretrained),
+    Features(
+        "sound:FILE.onnx",
+        lambda name: name.startswith(SOUND) and name.endswith(".onnx"),
+        lambda asked: backbone.of_sound(Path(asked.name.removeprefix(SOUND)), asked.image_shape, asked.sample_rate),
+    ),
     Features(
         "an .onnx file",
         lambda name: name.endswith(".onnx"),
@@ -134,6 +157,7 @@ def get_features(
     weights: Path | None = None,
     standardised: bool = False,
     cache_dir: Path | None = None,
+    sample_rate: int = SAMPLE_RATE,
 ) -> FeatureExtractor:
     """Returns the extractor of that name, of one of the kinds in `FEATURES`.
 
@@ -144,12 +168,15 @@ def get_features(
     :param public: samples that determine these directions and the features' mean, in place of the features' own order.
     :param weights: the file of a package's network; None: the package's own download folder.
     :param standardised: for `unit-norm`: whether the task's mean and deviation scale the values.
+    :param sample_rate: Hz, of sound.
     :param cache_dir: default `$XDG_CACHE_HOME/hushfleet/graphs`, or `~/.cache/hushfleet/graphs`.
     :raises BadInput: there is none of that name, or it does not take such images.
     :raises GraphRefused: a device would refuse the graph, or its results differ from PyTorch's.
     """
-    made = find_features(name).make(Asked(name, image_shape, weights, standardised, cache_dir))
+    made = find_features(name).make(Asked(name, image_shape, weights, standardised, cache_dir, sample_rate))
     if public is not None:
+        if made.shape is not None:
+            raise BadInput(f"model.features = {name!r} keeps the form of a sample: leave model.public out")
         found = PublicDirections.of(_values(made, public))
         white = found.projection(directions)
         with_public = _extended(made, partial(found.add, white=white), white.count, made.count + 1)
@@ -193,7 +220,7 @@ def hidden_features(model: Model, params: np.ndarray, *, cache_dir: Path | None 
 
 
 def _checked(made: FeatureExtractor, what: str) -> FeatureExtractor:
-    if made.count > MAX_SIDE:
+    if made.shape is None and made.count > MAX_SIDE:
         raise BadInput(f"{what}: an image has {made.count} features, and devices take at most {MAX_SIDE}")
     check_features(made.graph, made.spec)
     return made

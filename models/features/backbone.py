@@ -6,19 +6,23 @@ If the file ends with a classifier, the features are the input of its last layer
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx.inliner
+import onnx.version_converter
 from onnx import helper, numpy_helper
 
 from hushfleet.errors import BadInput
+from hushfleet.learning.graph_operators import OPERATORS
+from hushfleet.learning.graph_safety import IR_VERSIONS, OPSETS
 from hushfleet.models.features import classifier
+from hushfleet.models.features.log_mel import LogMel
 from hushfleet.models.features.whitening import Whitening, add_unit_with_bias
 from hushfleet.models.onnx_nodes import Graph, without_traces
-from hushfleet.wire.format.spec import MAX_GRAPH_BYTES, BlobRef, FeatureSpec, Shape
+from hushfleet.wire.format.spec import MAX_GRAPH_BYTES, SOUND, BlobRef, FeatureSpec, Shape
 
 _LARGE = 1024  # a constant with at least this many float values is converted to bytes
 
@@ -34,6 +38,7 @@ class FeatureExtractor:
         personalized heads.
     :param has_order: whether the features that distinguish classes best come first.
     :param about: the licence and the size of weights that somebody else trained; empty if there are none.
+    :param shape: of the features, if they are no vector.
     """
 
     image_shape: Shape
@@ -42,6 +47,12 @@ class FeatureExtractor:
     shared: int
     has_order: bool = False
     about: str = ""
+    shape: Shape | None = None
+
+    @property
+    def input_shape(self) -> Shape:
+        """The shape of a network's input."""
+        return self.shape or (self.shared, 1, 1)
 
     @property
     def spec(self) -> FeatureSpec:
@@ -52,6 +63,78 @@ class FeatureExtractor:
 def from_file(path: Path, image_shape: Shape) -> FeatureExtractor:
     """Reads a file for `from_bytes`. Raises `BadInput`."""
     return from_bytes(_read(path), image_shape, what=f"model.features = {str(path)!r}")
+
+
+def of_sound(path: Path, image_shape: Shape, sample_rate: int) -> FeatureExtractor:
+    """Reads a file for `from_bytes` that takes sound, or log-mel spectra as of `LogMel` with any number of mels.
+
+    Its input may have axes of size 1 in any place, and a fixed batch of 1. Raises `BadInput`.
+    """
+    data, what = _read(path), f"model.features = '{SOUND}{path}'"
+    found = _model(data, what=what)
+    licences = [each.value for each in onnx.load_from_string(data).metadata_props if "licen" in each.key.lower()]
+    about = f"{path.name}: {len(data) / 1e6:.1f} MB; licence: {', '.join(licences) or 'the file names none'}"
+    if len(inputs := open_inputs(found.graph)) == 1 and found.graph.output:
+        _put_before(found.graph, inputs[0], image_shape, sample_rate, what)
+        _flatten(found.graph)
+    return replace(from_bytes(found.SerializeToString(), image_shape, what=what), about=about)
+
+
+def _put_before(
+    graph: onnx.GraphProto, taken: onnx.ValueInfoProto, image_shape: Shape, sample_rate: int, what: str
+) -> None:
+    """Puts nodes, in place, before a network of sound, so that it takes `x [batch, 1, 1, T]`."""
+    batch, *sizes = _shape(taken)
+    many = [size for size in sizes if size != 1]
+    before, spectra = Graph("before."), LogMel.of(image_shape, sample_rate)
+    _, mels, frames = spectra.shape
+    if len(many) == 1 and many[0] in (0, image_shape[2]):
+        data, lengths = "x", [image_shape[2]]
+    elif len(many) == 2 and many[0] and many[1] in (0, frames):
+        data, lengths = replace(spectra, mels=many[0]).add(before, "x"), [many[0], frames]
+    else:
+        raise BadInput(
+            f"{what} takes {sizes}; it must take sound of the task's {image_shape[2]} samples (data.segment_s times "
+            f"data.sample_rate), or log-mel spectra such as {[mels, frames]}"
+        )
+    rest = iter(lengths)
+    shape = [-1, *(1 if size == 1 else next(rest) for size in sizes)]
+    if batch == 1:
+        _open_batch(graph, taken.name)
+    result = before.node("Reshape", data, before.constant(np.array(shape)))
+    for node in graph.node:
+        node.input[:] = [result if name == taken.name else name for name in node.input]
+    for place, node in enumerate(before.nodes):
+        graph.node.insert(place, node)
+    graph.initializer.extend(before.constants)
+    taken.CopyFrom(helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", *image_shape]))
+
+
+def _flatten(graph: onnx.GraphProto) -> None:
+    """Makes the first output, in place, `[batch, features]` if no more than one of its axes is longer than 1."""
+    _, *sizes = _shape(graph.output[0]) or [0]
+    if len(sizes) > 1 and sum(size != 1 for size in sizes) <= 1:
+        graph.node.append(helper.make_node("Flatten", [graph.output[0].name], ["flat"], axis=1))
+        flat = helper.make_tensor_value_info("flat", onnx.TensorProto.FLOAT, ["batch", int(np.prod(sizes))])
+        graph.output[0].CopyFrom(flat)
+
+
+def _open_batch(graph: onnx.GraphProto, taken: str) -> None:
+    """Makes reshapes to a batch of 1, in place, keep the batch that they are given, as far as samples reach them."""
+    constants, reached = {each.name: each for each in graph.initializer}, {taken}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute[0].name == "value":
+            constants[node.output[0]] = node.attribute[0].t
+        if not reached & set(node.input):
+            continue
+        reached.update(node.output)
+        if node.op_type == "Reshape" and node.input[1] in constants:
+            shape = numpy_helper.to_array(constants[node.input[1]]).copy()
+            if len(shape) and shape[0] == 1:
+                shape[0] = 0  # the size of the input's first axis
+                name = f"{node.output[0]}.shape"
+                graph.initializer.append(numpy_helper.from_array(shape, name))
+                node.input[1] = name
 
 
 def has_classifier(path: Path) -> bool:
@@ -107,11 +190,28 @@ def _read(path: Path) -> bytes:
 
 def _model(data: bytes, *, what: str) -> onnx.ModelProto:
     try:
-        model = onnx.inliner.inline_local_functions(without_traces(onnx.load_from_string(data)))
+        model = onnx.inliner.inline_local_functions(onnx.load_from_string(data))
+        refused = [_named(each) for each in model.graph.node if _is_refused(each)]
+        model = without_traces(model)
         drop_unused_operator_sets(model)
-        return onnx.compose.add_prefix(onnx.shape_inference.infer_shapes(model), "backbone.")
+        if model.opset_import[0].version < OPSETS.start and not refused:
+            model = onnx.version_converter.convert_version(model, OPSETS.start)
+        model.ir_version = max(model.ir_version, IR_VERSIONS.start)
+        made = onnx.compose.add_prefix(onnx.shape_inference.infer_shapes(model), "backbone.")
     except Exception as error:  # protobuf's and onnx's own classes
         raise BadInput(f"{what} is not an ONNX file: {error}") from error
+    if refused:
+        raise BadInput(f"{what}: boards do not run the operator {refused[0]}")
+    return made
+
+
+def _named(node: onnx.NodeProto) -> str:
+    operator = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+    return f"{operator} of the node {node.name or node.output[0]!r}"
+
+
+def _is_refused(node: onnx.NodeProto) -> bool:
+    return node.domain not in ("", "ai.onnx") or node.op_type not in OPERATORS
 
 
 def open_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:

@@ -7,9 +7,84 @@ filters.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import numpy as np
 
+from hushfleet.errors import BadInput
 from hushfleet.models.onnx_nodes import Graph
+from hushfleet.wire.format.spec import LOG_MEL, Shape
+
+MELS, WINDOW_S, HOP_S = 40, 0.025, 0.01
+FLOOR = 1e-8
+"""The least power of a mel filter's band; a sine of full scale at a frequency of the transform has about 1."""
+MEAN, DEVIATION = math.log(1e-5), math.log(100)
+"""Public constants, which bring -80 to 0 decibels to -1.5 to 2.5."""
+
+
+@dataclass(frozen=True)
+class LogMel:
+    """Log-mel spectra of sound `(1, 1, T)` as images `(1, mels, frames)`.
+
+    The sample rate fixes all: windows of 25 ms (Hann, periodic) begin every 10 ms, with no padding; the Fourier
+    transform has the next power of two of points; 40 triangles of height 1 lie evenly on HTK's mel scale, 2595
+    log10(1 + f / 700), from 0 to half the rate. A value is the natural logarithm of the power, normalised.
+
+    :param window: samples of a frame.
+    :param hop: samples between frames.
+    :param points: of the Fourier transform.
+    """
+
+    image_shape: Shape
+    sample_rate: int
+    window: int
+    hop: int
+    points: int
+    mels: int = MELS
+
+    def __post_init__(self) -> None:
+        if self.image_shape[:2] != (1, 1) or self.image_shape[2] < self.window:
+            raise BadInput(
+                f"model.features = {LOG_MEL!r} takes sound of at least {self.window} samples, not samples of "
+                f"{' x '.join(map(str, self.image_shape))}"
+            )
+
+    @classmethod
+    def of(cls, image_shape: Shape, sample_rate: int) -> LogMel:
+        """Returns the spectra of sound with this rate."""
+        window = max(2, round(WINDOW_S * sample_rate))
+        return cls(image_shape, sample_rate, window, max(1, round(HOP_S * sample_rate)), 1 << (window - 1).bit_length())
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the features: 1, mels, frames."""
+        return 1, self.mels, (self.image_shape[2] - self.window) // self.hop + 1
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+    def kernels(self) -> np.ndarray:
+        """Returns the windowed cosines and sines, float64 `[2, points / 2 + 1, window]`."""
+        time, bins = np.arange(self.window), np.arange(self.points // 2 + 1)
+        angles = 2 * np.pi * (np.outer(bins, time) % self.points) / self.points
+        return np.stack([np.cos(angles), np.sin(angles)]) * np.sin(np.pi * time / self.window) ** 2
+
+    def filters(self) -> np.ndarray:
+        """Returns the triangles, float64 `[mels, points / 2 + 1]`."""
+        hertz = np.arange(self.points // 2 + 1) * self.sample_rate / self.points
+        top = 2595 * np.log10(1 + self.sample_rate / 1400)
+        edges = 700 * (10 ** (np.linspace(0, top, self.mels + 2) / 2595) - 1)
+        low, middle, high = edges[:-2, None], edges[1:-1, None], edges[2:, None]
+        return np.clip(np.minimum((hertz - low) / (middle - low), (high - hertz) / (high - middle)), 0, None)
+
+    def add(self, graph: Graph, x: str) -> str:
+        """Adds the nodes for `x [b, 1, 1, T]`; returns the name of `[b, mels, 1, frames]`."""
+        mel = self.filters() * (4 / self.window) ** 2  # the sum of a window is half its length
+        logs = add_log_mel(graph, x, self.kernels(), mel, hop=self.hop, floor=FLOOR)
+        centred = graph.node("Sub", logs, graph.constant(np.array(MEAN, np.float32)))
+        return graph.node("Div", centred, graph.constant(np.array(DEVIATION, np.float32)))
 
 
 def add_log_mel(graph: Graph, x: str, kernels: np.ndarray, mel: np.ndarray, *, hop: int, floor: float) -> str:

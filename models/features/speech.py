@@ -46,14 +46,11 @@ _FULL_SCALE = 1 << 15  # the files take the numbers of PCM
 
 @dataclass(frozen=True)
 class Speech:
-    """The embedding of sound `(1, 1, T)` at 16 kHz: the mean and the maximum over time, 192 values.
-
-    :param about: the package with its version and licence.
-    """
+    """The embedding of sound `(1, 1, T)` at 16 kHz: the mean and the maximum over time, 192 values."""
 
     image_shape: tuple[int, int, int]
     kept: int = 192
-    about: str = field(default_factory=lambda: _about())
+    version: str = field(default_factory=lambda: _package().version)
 
     def __post_init__(self) -> None:
         *others, length = self.image_shape
@@ -106,7 +103,8 @@ class Speech:
         return graph.node("Max", shifted, graph.node("Sub", loudest, graph.constant(np.array(8, np.float32))))
 
 
-def _about() -> str:
+def about() -> str:
+    """Returns the package, its version and its licence, for people."""
     found = _package()
     licence = found.metadata["License-Expression"] or "unknown, ask its authors"
     return f"{NAME}: speech embedding of {PACKAGE} {found.version}, 1.3 MB; licence: {licence}"

@@ -145,7 +145,7 @@ def test_leading_directions_come_first_and_then_all(tmp_path: Path) -> None:
         (
             "sift",
             (1, 8, 8),
-            "filters, scattering, sound:speech, unit-norm, torchvision:NAME, .*, or an .onnx file",
+            "filters, scattering, sound:speech, sound:log-mel, unit-norm, .*, or an .onnx file",
         ),
         ("nowhere.onnx", (1, 8, 8), "cannot be read"),
     ],

@@ -27,7 +27,7 @@ from support.methods import trained
 
 pytestmark = pytest.mark.slow
 
-COMPACT = ["cifar10-cnn", "digits-cnn", "emnist-cnn", "fashion-mnist-cnn", "mnist-cnn", "svhn-cnn"]
+COMPACT = ["cifar10-cnn", "cnn", "digits-cnn", "emnist-cnn", "fashion-mnist-cnn", "mnist-cnn", "svhn-cnn"]
 TOLERANCE = 1e-5
 
 

@@ -12,6 +12,7 @@ from hushfleet.models import get_model, model_names
 def test_every_name_gives_its_model():
     cnns = [
         "cifar10-cnn",
+        "cnn",
         "digits-cnn",
         "emnist-cnn",
         "fashion-mnist-cnn",
@@ -37,6 +38,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
     ("name", "size"),
     [
         ("digits-cnn", 160 + 2320 + 2080 + 330),
+        ("cnn", 160 + 2 * 2320 + 960 * 32 + 32 + 330),
         ("mnist-cnn", 832 + 51264 + 524800 + 5130),
         ("emnist-cnn", 160 + 4640 + 9248 + 9248 + 1568 * 128 + 128 + 129 * 26),
         ("fashion-mnist-cnn", 320 + 18496 + 9216 * 128 + 128 + 1290),
@@ -154,3 +156,9 @@ def test_init_is_a_function_of_the_seed():
     tensors = model.layout.unflatten(first)
     assert np.all(tensors["stem_norm.weight"] == 1)
     assert np.all(tensors["stem_norm.bias"] == 0)
+
+
+def test_a_cnn_takes_images_of_any_size():
+    assert get_model("cnn", classes=3, input_shape=(2, 9, 20)).layout.shapes[-4] == (32, 16 * 1 * 2)
+    with pytest.raises(BadInput, match="sides of at least 8"):
+        get_model("cnn", input_shape=(1, 1, 16000))

@@ -28,6 +28,7 @@ from hushfleet.aggregator.fleet.trust.membership import chosen_ids
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.board import Board
 from hushfleet.aggregator.storage.identity_file import load
+from hushfleet.data.form import FOLDERS
 from hushfleet.errors import BadInput, BadSignature, HushfleetError
 from hushfleet.firmware_profiles import load_board
 from hushfleet.firmware_profiles.cards import bundle
@@ -274,7 +275,7 @@ def card_of(
     own = None if images is None else images / board.device
     if own is not None and not own.is_dir():
         raise BadInput(f"there is no folder {own} with images for {board.device}")
-    if own is not None and data["kind"] != "folder":
+    if own is not None and data["kind"] not in FOLDERS:
         raise BadInput(f"boards of this fleet keep their data in one file, {data['path']}: --images has no place there")
     classes = list(load_task(folder.task).data.class_names)
     for name in classes:
@@ -289,7 +290,7 @@ def card_of(
         root_key=trusted.root,
         release_keys=trusted.line,
         token=secrets.token_urlsafe(32),  # one-time: the registry keeps only its public key
-        images_path=data["path"] if data["kind"] == "folder" else "",
+        images_path=data["path"] if data["kind"] in FOLDERS else "",
         classes=classes,
         images=own,
         wifi=read_wifi(folder.wifi(board.wifi)) if board.wifi else None,

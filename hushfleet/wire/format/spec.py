@@ -60,13 +60,17 @@ Digest = Annotated[bytes, Meta(min_length=32, max_length=32, description="32 byt
 ChunkBytes = Annotated[int, Meta(ge=1024, le=1 << 19)]
 StepSize = Annotated[float, Meta(ge=1e-9, le=16, description="in (0, 16], and at least 1e-9")]
 MAX_SIDE = 4096
-"""The largest side of a sample, and the largest number of features."""
+"""The largest side of a sample besides its steps, and the largest number of features in a vector."""
 Side = Annotated[int, Meta(ge=1, le=MAX_SIDE, description=f"a whole number from 1 to {MAX_SIDE}")]
 StepCount = Annotated[int, Meta(ge=1, le=MOST_STEPS, description=f"a whole number from 1 to {MOST_STEPS}")]
 Shape = tuple[Side, Side, StepCount]
 """Channels, height, width of an image; (channels, 1, steps) of a series, (values, 1, 1) of a vector."""
 UNIT_NORM = "unit-norm"
 """The name of the features that only scale a sample to norm 1."""
+SOUND = "sound:"
+"""How the names of features of sound begin."""
+LOG_MEL = "sound:log-mel"
+"""The name of the features that are an image of sound, and no vector."""
 ClassNames = Annotated[tuple[str, ...], Meta(max_length=65536)]
 MAX_BATCHES = 1_000_000
 """The limit of batches in a round with the unit `record`."""
@@ -103,12 +107,12 @@ class FeatureSpec(Checked):
 
     :param image_shape: channels, height, width of one image.
     :param count: the number of features of an image. If the network takes fewer (`ModelSpec.input_shape`), it takes the
-        first ones, and a device's personalized head takes all of them.
+        first ones, and a device's personalized head takes all of them. If it takes all, it may do so in any shape.
     :param graph: ONNX, images to features.
     """
 
     image_shape: Shape
-    count: Side
+    count: StepCount
     graph: BlobRef
 
 
@@ -116,7 +120,7 @@ class FeatureSpec(Checked):
 class ModelSpec(Checked):
     """The network as data: the layout of the flat vector, and the graphs that compute with it.
 
-    :param input_shape: channels, height, width of the network's input: of one image, or (n, 1, 1) with features.
+    :param input_shape: channels, height, width of the network's input: of one image, or of its features.
     :param class_names: one for each output; for a reconstruction, the meaning of a label.
     :param mean: per channel of an image, subtracted from pixels in [0, 1].
     :param std: per channel of an image, the divisor after that.
@@ -142,9 +146,9 @@ class ModelSpec(Checked):
         super().__post_init__()
         channels = self.image_shape[0]
         if self.features is not None:
-            taken, *pixel = self.input_shape
-            fits = taken <= self.features.count and pixel == [1, 1]
-            require(fits, "input_shape", self.input_shape, f"({self.features.count}, 1, 1) or less, as features are")
+            taken, count = math.prod(self.input_shape), self.features.count
+            fits = taken == count or (taken < count and self.input_shape[1:] == (1, 1))
+            require(fits, "input_shape", self.input_shape, f"({count}, 1, 1) or less, or {count} values in all")
         require(len(set(self.class_names)) == len(self.class_names), "class_names", self.class_names[:8], "distinct")
         sound = self.form.sound_shape
         require(sound in (None, self.image_shape), "input_shape", self.image_shape, f"{sound}, as segments of sound")

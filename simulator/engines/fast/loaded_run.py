@@ -151,8 +151,8 @@ class LoadedRun:
             return None
         from hushfleet.learning.graph_features import FeatureGraph
 
-        given = self.spec.model.input_shape[0]
-        return FeatureGraph(partial(self._graph, spec.graph), spec, given=given, cache=self.folder.features)
+        graph, shape = partial(self._graph, spec.graph), self.spec.model.input_shape
+        return FeatureGraph(graph, spec, input_shape=shape, cache=self.folder.features)
 
     @cached_property
     def common_test(self) -> LabelledSamples:

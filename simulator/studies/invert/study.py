@@ -10,7 +10,7 @@ import numpy as np
 
 from hushfleet.aggregator.config.task import Task
 from hushfleet.atomic_file import write_whole
-from hushfleet.data.form import OWN_DATA
+from hushfleet.data.form import PUBLIC_DATA
 from hushfleet.data.sets import load
 from hushfleet.errors import BadInput
 from hushfleet.models import get_model
@@ -54,7 +54,7 @@ class AttackTarget:
 def invert(task: Task, options: InvertOptions) -> AttackTarget:
     """Searches training images in updates of the task's first round. Raises `BadInput` for a task that cannot be
     attacked."""
-    if task.data.name in OWN_DATA:
+    if task.data.name not in PUBLIC_DATA:
         raise BadInput(f"data.name = {task.data.name!r}: the attack seeks images of the public data sets only")
     if task.model.features or task.model.share != "all":
         raise BadInput("with features the server never sees a gradient by pixels; give a task without features")

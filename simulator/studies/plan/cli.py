@@ -29,7 +29,8 @@ class PlanOptions:
     classes: Annotated[Annotated[int, Meta(ge=2, le=1000)] | None, Option(help="Number of classes; --data brings its "
 "own.")] = None
     delta: Annotated[float, Option(help="Probability with which the promise may fail.")] = 1e-5
-    features: Annotated[str, Option(help="Features: scattering, filters (tiny images) or a file.onnx.")] = "scattering"
+    features: Annotated[str, Option(help="Features: scattering, filters (tiny images), sound:speech or a "
+"file.onnx.")] = "scattering"
     boards: Annotated[str, Option(metavar="A,B,...", help="Boards whose time is shown; see `hushfleet boards`.")] = "raspberry-pi-zero-2-w,raspberry-pi-5-8gb"
     honest_fraction: Annotated[float, Meta(ge=0.01, le=1), Option(help="Least share of honest devices; the others may "
 "work with the server.")] = HONEST_FRACTION
@@ -42,8 +43,8 @@ class PlanOptions:
     local: Annotated[bool, Option("--local", help="Trust nobody: each device adds all of the noise.")] = False
     shape: Annotated[str | None, Option(metavar="C,H,W", help="Shape of images: channels (1 grey, 3 colour), height, "
 "width. Default: 1,28,28; with filters 1,8,8.")] = None
-    data: Annotated[str | None, Option(metavar="FOLDER|NAME", help="Public images to measure on: class folders, or a "
-"data set.")] = None
+    data: Annotated[str | None, Option(metavar="FOLDER|NAME", help="Public images or sound to measure on: class "
+"folders, or a data set.")] = None
     data_dir: DataDir = None
     out: Annotated[Path | None, Option(metavar="TASK.toml", help="Also write a task file to this path; with --per it "
 "repeats.")] = None
@@ -76,6 +77,9 @@ def plan(options: PlanOptions) -> None:
     `hushfleet plan --devices 200 --images 40 --classes 10 --epsilon 2 --per 90d --lifetime 8`
 
     Measured on images like yours: `hushfleet plan --devices 60 --images 20 --epsilon 4 --data photos/ --shape 3,32,32`
+
+    On clips of sound, one sample a clip: `hushfleet plan --devices 60 --images 20 --epsilon 4 --data clips/ --features
+    sound:speech`; `--shape 1,1,32000` takes two seconds.
 
     More devices help most, then a larger epsilon. More images on each device improve the shared model, but training
     alone even more. If the answer is no, each board can train alone.
@@ -113,8 +117,8 @@ def plan(options: PlanOptions) -> None:
         )
     if not (options.features in FEATURES or options.features.endswith(".onnx") or ":" in options.features):
         raise BadInput(
-            f"--features {options.features}: there are {', '.join(FEATURES)}, torchvision:NAME, timm:NAME and your own "
-            "FILE.onnx"
+            f"--features {options.features}: there are {', '.join(FEATURES)}, torchvision:NAME, timm:NAME, sound:speech "
+            "and your own FILE.onnx"
         )
     if (options.classes is None) == (options.data is None):
         raise BadInput("give either --classes or --data, whose images have classes of their own")

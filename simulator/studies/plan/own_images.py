@@ -1,4 +1,5 @@
-"""Measures the gain table of one fleet on public images similar to the user's own, for `hushfleet plan --data`."""
+"""Measures the gain table of one fleet on public images, or clips of sound, similar to the user's own, for `hushfleet
+plan --data`."""
 
 from __future__ import annotations
 
@@ -13,9 +14,12 @@ from hushfleet.aggregator.payloads.public_data import LEAST as LEAST_PUBLIC
 from hushfleet.aggregator.planning.advice import Question
 from hushfleet.aggregator.planning.gain_table import GainTable, PublicGain
 from hushfleet.data.folder import load_folder
+from hushfleet.data.form import SAMPLE_RATE, SEGMENT_S
 from hushfleet.data.partition import stratified_choice
 from hushfleet.data.samples import Samples
 from hushfleet.data.sets import SOURCES, load
+from hushfleet.data.sound import SoundForm
+from hushfleet.data.walk import SOUND_ENDINGS, files_below
 from hushfleet.errors import BadInput, GraphRefused
 from hushfleet.learning.graph_session import open_session
 from hushfleet.methods.hush_rule import signal
@@ -36,7 +40,7 @@ _CHOICE_SEED = 0
 
 @dataclass(frozen=True)
 class OwnImages:
-    """Public images with labels, to train on and to test with.
+    """Public images, or segments of clips, with labels, to train on and to test with.
 
     :param name: text that names their source.
     :param class_names: names of a folder's sub-folders; empty for a data set, which stands for images of other classes.
@@ -50,9 +54,10 @@ class OwnImages:
 
 
 def own_images(data: str, shape: tuple[int, int, int], *, data_dir: Path | None) -> OwnImages:
-    """Reads a data set by its name, or a folder with one sub-folder of images for each class.
+    """Reads a data set by its name, or a folder with one sub-folder of images, or of sound, for each class.
 
-    :param shape: images of a folder are resized to this shape.
+    :param shape: images of a folder are resized to this shape. (1, 1, T): a clip gives its loudest T values at 16 kHz;
+        for another shape, its loudest second.
     :raises BadInput: there are no such images, or fewer than two classes, or a class of one image.
     """
     names: list[str] = []
@@ -64,11 +69,15 @@ def own_images(data: str, shape: tuple[int, int, int], *, data_dir: Path | None)
         names = sorted(each.name for each in path.iterdir() if each.is_dir()) if path.is_dir() else []
         if len(names) < 2:
             raise BadInput(
-                f"--data {data}: neither a folder with a sub-folder of images for each class, two or more, nor one of "
-                f"{', '.join(SOURCES)}"
+                f"--data {data}: neither a folder with a sub-folder of images for each class, or of sound, two or "
+                f"more, nor one of {', '.join(SOURCES)}"
             )
+        sound = None
+        if any(file.lower().endswith(SOUND_ENDINGS) for file in files_below(path, data=path)):
+            shape = shape if shape[:2] == (1, 1) else (1, 1, round(SEGMENT_S * SAMPLE_RATE))
+            sound = SoundForm(SAMPLE_RATE, shape[2], one_a_clip=True)
         moments = (0.0,) * shape[0], (1.0,) * shape[0]
-        whole = load_folder(path, input_shape=shape, class_names=names, mean=moments[0], std=moments[1])
+        whole = load_folder(path, input_shape=shape, class_names=names, mean=moments[0], std=moments[1], sound=sound)
         classes, held = len(names), stratified_choice(whole.y, round(TEST_SHARE * len(whole)), _rng())
         train, test = whole.take(np.setdiff1d(np.arange(len(whole)), held)), whole.take(held)
     train, test = _some(train, MOST_TRAIN), _some(test, MOST_TEST)
@@ -121,11 +130,12 @@ def measured_table(asked: Question, own: OwnImages) -> GainTable:
         "features": {name: {"count": extractor.count, "graph_bytes": len(extractor.graph), "image_s": image_s}},
         "fleets": [who | {"alpha": asked.alpha, "honest": 1.0} | over_seeds(lines)],
     }
-    few = f"there are images for {devices} devices of {asked.devices}; they were simulated with the noise of all"
+    what = "clips" if given.images.dtype == np.int16 else "images"
+    few = f"there are {what} for {devices} devices of {asked.devices}; they were simulated with the noise of all"
     return GainTable(
         plain,
         public=gain,
-        measured_on=f"{len(given):,} images of {own.name}, and {len(own.test):,} others to test",
+        measured_on=f"{len(given):,} {what} of {own.name}, and {len(own.test):,} others to test",
         notes=() if devices == asked.devices else (few,),
     )
 

@@ -9,6 +9,7 @@ from hushfleet.aggregator.config.sections import PlanSection
 from hushfleet.aggregator.planning.advice import Question
 from hushfleet.aggregator.planning.gain_table import GainTable
 from hushfleet.aggregator.planning.year import Year
+from hushfleet.data.form import SAMPLE_RATE
 from hushfleet.privacy.terms import MIN_DEVICES
 from hushfleet.schema import to_plain
 from hushfleet.simulator.studies.plan.needs import Needs
@@ -40,6 +41,8 @@ def task_text(
         min_devices=MIN_DEVICES,
         year=year,
         infinity=math.inf,
+        is_sound=asked.input_shape[:2] == (1, 1),
+        sample_rate=SAMPLE_RATE,
         plan=to_toml({"plan": {key: value for key, value in to_plain(_kept(asked, table)).items() if value}}),
     )
 

@@ -35,6 +35,7 @@ ASKS = {"model.name": "linear", "method.name": "dp-fedavg", "privacy.epsilon": 1
 MEAN = {**ASKS, "statistic.kind": "mean", "statistic.column": "0"}
 BREAKS: dict[str, dict[str, Any]] = {
     "model.features-need-linear": {"model.features": "scattering"},
+    "model.log-mel-needs-network": {"model.name": "linear", "model.features": "sound:log-mel"},
     "model.directions-need-features": {"model.name": "linear", "model.directions": 3},
     "model.head-needs-layers": {"model.name": "linear", "model.share": "head"},
     "model.weights-need-fixed-layers": {"model.weights": "layers.safetensors"},

@@ -49,7 +49,7 @@ def test_every_image_has_its_features(count: int) -> None:
 
 
 def test_a_network_may_be_given_the_first_ones() -> None:
-    graph = FeatureGraph(linear, spec_of(linear()), given=2)
+    graph = FeatureGraph(linear, spec_of(linear()), input_shape=(2, 1, 1))
     every, some = FeatureGraph(linear, spec_of(linear())).of(images(5)), graph.of(images(5))
     assert some.x.shape == (5, 2, 1, 1)
     assert some.x.flags.c_contiguous

@@ -22,6 +22,7 @@ from hushfleet.aggregator.fleet.tasks.task_check import season_limits
 from hushfleet.aggregator.planning.advice import Advice, Question
 from hushfleet.aggregator.planning.gain_table import gain_table
 from hushfleet.aggregator.planning.year import Year
+from hushfleet.data.sound import write_clip
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
 from hushfleet.privacy.accountant import Step, epsilon
@@ -118,6 +119,21 @@ def test_images_are_held_out_of_each_class(tmp_path: Path) -> None:
         own_images(str(tmp_path), (1, 8, 8), data_dir=None)
     own = own_images("digits", (1, 8, 8), data_dir=None)
     assert (own.classes, len(own.train), len(own.test)) == (10, 1437, 360)
+
+
+def test_a_folder_of_sound_gives_the_loudest_segment_of_each_clip(tmp_path: Path) -> None:
+    for number in range(16):
+        pcm = np.repeat(np.array([1, 9, 2], np.int16), 8000) * (number % 2 + 1)
+        write_clip(tmp_path / ("bell", "alarm")[number % 2] / f"{number}.wav", pcm, 16000)
+    for asked, length in (((1, 28, 28), 16000), ((1, 1, 8000), 8000)):
+        own = own_images(str(tmp_path), asked, data_dir=None)
+        assert (own.classes, len(own.train), len(own.test)) == (2, 12, 4)
+        assert own.train.images.shape[1:] == (1, 1, length)
+        assert (own.train.images.max((1, 2, 3)) == 9 * (2 - own.train.y)).all()
+    question = replace(ASKED, features="sound:speech", classes=2, shape=(1, 1, 8000))
+    (tmp_path / "task.toml").write_text(task_text(question, needs(ASKED), class_names=own.class_names))
+    task = load_task(tmp_path / "task.toml")
+    assert (task.data.name, task.data.shape, task.class_names) == ("sound", (1, 1, 8000), ("alarm", "bell"))
 
 
 def test_a_shape_is_three_numbers() -> None:
