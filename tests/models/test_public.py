@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.data.samples import Samples
+from hushfleet.errors import BadInput
 from hushfleet.learning.graph_session import open_session
 from hushfleet.models.features import get_features
 from hushfleet.models.features.public import PublicDirections
@@ -76,3 +77,9 @@ def test_the_graph_of_a_board_computes_them_before_all_others(
     np.testing.assert_allclose(found[:, [16, -1]], BIAS)
     known = {node.op_type for node in onnx.load_from_string(get_features("filters", (1, 6, 6)).graph).graph.node}
     assert {node.op_type for node in onnx.load_from_string(made.graph).graph.node} <= known  # of 0.3
+
+
+def test_features_that_keep_the_form_of_a_sample_have_no_directions() -> None:
+    public = samples_of(np.zeros((20, 1, 1, 8000), np.float32))
+    with pytest.raises(BadInput, match=r"keeps the form of a sample: leave model\.public out"):
+        get_features("sound:log-mel", (1, 1, 8000), public=public)
