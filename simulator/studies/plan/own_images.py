@@ -155,7 +155,10 @@ def public_gain(asked: Question, own: OwnImages, session: InferenceSession) -> P
     x, test_x, shown = (features_of(session, each) for each in (rest, own.test, public))
     known, test_y = PublicDirections.of(shown), own.test.y
     plain = Images(x, rest.y, test_x, test_y)
-    ways = ((plain, None), (Images(known.own(x), rest.y, known.own(test_x), test_y), known))
+    ways: tuple[tuple[Images, PublicDirections | None], ...] = (
+        (plain, None),
+        (Images(known.own(x), rest.y, known.own(test_x), test_y), known),
+    )
     r, found = signal(devices=asked.counted, epsilon=asked.epsilon, delta=asked.delta), list[list[float]]()
     with doing("simulating devices with public samples", total=len(SEEDS)) as work:
         for seed in SEEDS:
