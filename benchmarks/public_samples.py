@@ -155,11 +155,12 @@ def main() -> None:
     parser.add_argument("--kept", type=Path, required=True, metavar="FILE", help="finished runs, a line each")
     parser.add_argument("--data-dir", type=Path, help="where the data sets' files are")
     parser.add_argument("--only", type=names_option(("images", "vectors", "periods")), default="all", metavar="A,B")
+    parser.add_argument("--show", action="store_true", help="measure nothing more")
     options = parser.parse_args()
     lines = list(map(json.loads, options.kept.read_text().splitlines() if options.kept.exists() else []))
     done = {PublicRun(**line["cell"]) for line in lines}
     for cell in cells():
-        if cell in done or (options.only != "all" and cell.part not in options.only):
+        if options.show or cell in done or (options.only != "all" and cell.part not in options.only):
             continue
         with tempfile.TemporaryDirectory() as folder:
             lines.append({"cell": asdict(cell), **measure(cell, Path(folder), data_dir=options.data_dir)})
