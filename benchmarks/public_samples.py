@@ -9,7 +9,8 @@ image in common. Each run is a line of --kept, so that an interrupted measuremen
 - `images`: with 0, 100 or 300 public images (`model.public`), on the package's features;
 - `vectors`: the same with digits as 64 values, and 512 random features of Fashion-MNIST, as samples: through an ONNX
   file that returns them unchanged, without features (`unit-norm`), and with public samples too;
-- `backbone`: digits with a recogniser of text as features (`ocr-inner`: cut at its classifier's input), made by `hushfleet features make` of --network, which is
+- `backbone`: digits with a recogniser of text as features (`ocr-inner`: cut at its classifier's input), made by
+  `hushfleet features make` of --network, which is
   `rapidocr_onnxruntime-1.4.4-py3-none-any.whl:rec_infer.onnx`;
 - `periods`: a task of 30 devices and three that continue it (`model.start`), each with other images; `whole-steps`: as
   before, without the factor 1 / sqrt(p).
