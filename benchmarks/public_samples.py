@@ -9,7 +9,8 @@ image in common. Each run is a line of --kept, so that an interrupted measuremen
 - `images`: with and without 100 or 300 public images (`model.public`), on the package's features;
 - `vectors`: the same with digits as 64 values, and 512 random features of Fashion-MNIST, as samples: through an ONNX
   file that returns them unchanged, without features (`unit-norm`), and with public samples too;
-- `backbone`: digits with a recogniser of text as features, made by `hushfleet features make` of --network, which is
+- `backbone`: digits with a recogniser of text as features (`ocr-inner`: cut at its classifier's input), made by
+  `hushfleet features make` of --network, which is
   `rapidocr_onnxruntime-1.4.4-py3-none-any.whl:rec_infer.onnx`;
 - `periods`: a task of 30 devices and three that continue it (`model.start`), each with other images; `whole-steps`: as
   before, without the factor 1 / sqrt(p).
@@ -69,7 +70,11 @@ def cells() -> Iterator[PublicRun]:
         yield from (
             PublicRun("images", "digits", devices, "features", n, seed) for devices in (30, 50) for n in (0, 100)
         )
-        yield from (PublicRun("backbone", "digits", devices, "ocr", n, seed) for devices in (30, 50) for n in (0, 100))
+        yield from (
+            PublicRun("backbone", "digits", devices, way, n, seed)
+            for devices in (30, 50)
+            for way, n in (("ocr", 0), ("ocr-inner", 100))
+        )
         for data, public in (("digits", 100), ("fashion-mnist", 300)):
             yield from (PublicRun("vectors", data, 30, way, 0, seed) for way in ("file", "unit-norm", "scaled"))
             yield from (PublicRun("vectors", data, 30, way, public, seed) for way in ("unit-norm", "scaled"))
@@ -89,8 +94,9 @@ def measure(cell: PublicRun, folder: Path, *, data_dir: Path | None, network: st
     elif cell.way == "file":
         changes["model.features"] = str(unchanged(folder, x.shape[1]))
         x = x.reshape(len(x), 1, 1, -1)
-    elif cell.way == "ocr":
+    elif cell.way.startswith("ocr"):
         shapes: dict[str, Any] = {"network_shape": (3, 48, 48), "image_shape": (1, 8, 8), "border": 2}
+        shapes["cut"] = "transpose_51.tmp_0" if cell.way == "ocr-inner" else None  # the input of its classifier
         (folder / "ocr.onnx").write_bytes(make(find_source(network).data, **shapes, mean=[0.5], std=[0.5]).data)
         changes["model.features"] = str(folder / "ocr.onnx")
     elif cell.way == "scaled":
