@@ -42,7 +42,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-class Fleet(NamedTuple):
+class Boards(NamedTuple):
     """:param data: `pumps`, `digits`, or `digits, two classes a board`."""
 
     data: str
@@ -57,16 +57,16 @@ class Fleet(NamedTuple):
 
 
 FLEETS = [
-    Fleet("pumps", 60, 20, (2, 8)),
-    Fleet("pumps", 60, 10, (2, 8)),
-    Fleet("pumps", 20, 20, (8,)),
-    Fleet("digits", 60, 20, (2, 8)),
-    Fleet("digits, two classes a board", 60, 20, (8,)),
+    Boards("pumps", 60, 20, (2, 8)),
+    Boards("pumps", 60, 10, (2, 8)),
+    Boards("pumps", 20, 20, (8,)),
+    Boards("digits", 60, 20, (2, 8)),
+    Boards("digits, two classes a board", 60, 20, (8,)),
 ]
 FIGURES = ("auroc", "f1", "false_alarms", "detected")
 
 
-def pumps(fleet: Fleet, seed: int, folder: Path) -> tuple[hf.Data, dict[str, Any]]:
+def pumps(fleet: Boards, seed: int, folder: Path) -> tuple[hf.Data, dict[str, Any]]:
     """Returns the data, and the section of a task."""
     made = runpy.run_path(str(EXAMPLE / "make_data.py"))
     made["make"](folder / "machines.npz", machines=fleet.boards, train=fleet.samples, seed=seed)
@@ -75,7 +75,7 @@ def pumps(fleet: Fleet, seed: int, folder: Path) -> tuple[hf.Data, dict[str, Any
         return hf.Data(**arrays), {key: section[key] for key in ("mean", "std", "input_shape")}
 
 
-def digits(fleet: Fleet, seed: int) -> tuple[hf.Data, dict[str, Any]]:
+def digits(fleet: Boards, seed: int) -> tuple[hf.Data, dict[str, Any]]:
     """:param seed: the class that is unseen, too."""
     found, rng = load_digits(), np.random.default_rng(seed)
     x, classes = found.data.astype(np.float32)[:, :, None, None] / 16, np.setdiff1d(np.arange(10), [seed])
@@ -98,7 +98,7 @@ def digits(fleet: Fleet, seed: int) -> tuple[hf.Data, dict[str, Any]]:
     return data, {"mean": [0.3] * 64, "std": [0.38] * 64, "input_shape": [64, 1, 1]}
 
 
-def measured(fleet: Fleet, seed: int) -> Iterator[tuple[str, dict[str, float]]]:
+def measured(fleet: Boards, seed: int) -> Iterator[tuple[str, dict[str, float]]]:
     """Yields the name and the mean figures over boards of each detector."""
     with TemporaryDirectory() as folder:
         data, section = pumps(fleet, seed, Path(folder)) if fleet.data == "pumps" else digits(fleet, seed)
