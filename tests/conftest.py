@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -25,6 +26,16 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("any machine")
 # Other versions of packages and of Python are seen by a few examples; the search is that of `make test`.
 hypothesis.settings.register_profile("few", hypothesis.settings.get_profile("any machine"), max_examples=10)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Ten thousand tests stay in memory: the garbage collector does not walk through them again and again."""
+    gc.disable()
+    yield
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -19,6 +19,10 @@ def report(
         Path | None,
         typer.Option(metavar="FILE.html", help="HTML file to write; default: report.html in the folder."),
     ] = None,
+    departed: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Say what remains of a board that has left this fleet; departed-ID.html."),
+    ] = None,
 ) -> None:
     """Make the report of a run again from its result.json, and print its summary; or compare the runs of a fleet.
 
@@ -32,6 +36,8 @@ def report(
     `hushfleet report runs/demo`
 
     `hushfleet report greenhouse`
+
+    `hushfleet report greenhouse --departed greenhouse-07`
     """
     from hushfleet.aggregator.fleet.trust.membership import is_fleet
     from hushfleet.aggregator.report.comparison import load_runs, run_folders, write_comparison
@@ -44,6 +50,9 @@ def report(
 
     if run.is_file():
         raise BadInput(f"{run} is a file; give the run's folder, which has a result.json")
+    if departed is not None:
+        _departed(run, departed, out)
+        return
     console, path = Console(), checked_file(out or run / "report.html")
     if is_fleet(run):
         folders = sorted(file.parent for file in run.glob("runs/*/result.json"))
@@ -63,4 +72,29 @@ def report(
             write_report(result, places[name] / "report.html", seen=places[name] / "invert.png")
         reports = {name: f"{place.relative_to(run).as_posix()}/report.html" for name, place in places.items()}
         write_comparison(f"{len(runs)} runs", runs, reports, path)
+    console.print(f"report  {path}", highlight=False, markup=False)
+
+
+def _departed(run: Path, device: str, out: Path | None) -> None:
+    from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+    from hushfleet.aggregator.fleet.trust.membership import is_fleet
+    from hushfleet.aggregator.fleet.watching.departed import NOT_BOUNDED, departed
+    from hushfleet.aggregator.report.console import Console
+    from hushfleet.aggregator.report.tables import terminal_table
+    from hushfleet.aggregator.results.result import write_whole
+    from hushfleet.errors import BadInput
+    from hushfleet.user_files import checked_file
+    from hushfleet.wire.format.topics import check_name
+
+    if not is_fleet(run):
+        raise BadInput(f"{run} is no fleet's folder; what a board of a run spent is in its report")
+    found = departed(FleetFolder(run), check_name(device, "--departed"))
+    path, console = checked_file(out or run / f"departed-{device}.html"), Console()
+    write_whole(path, found.html())
+    for line in found.sentences:
+        console.print(line, highlight=False, markup=False)
+    for title, table in found.parts:
+        console.print(terminal_table(table, title=title))
+    for line in ("This does not bound:", *NOT_BOUNDED):
+        console.print(line, highlight=False, markup=False)
     console.print(f"report  {path}", highlight=False, markup=False)

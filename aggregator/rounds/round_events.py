@@ -28,6 +28,7 @@ def run_fields(spec: TaskSpec, *, engine: str, devices: int) -> dict[str, Any]:
         "accountant": spec.privacy.accountant,
         "devices": devices,
         "rounds": spec.rounds,
+        **({"continues": spec.continues.task} if spec.continues else {}),
         **({"measure": measure} if (measure := spec.model.targets.measure) != ACCURACY else {}),
         "raw_values": list(method.cost(RoundTerms()).raw),
         "layers": [[layer.name, layer.size] for layer in spec.model.layout.layers],

@@ -166,6 +166,11 @@ class ActivityStore(SqliteFile):
         rows = self.rows(f"{query} LIMIT ?", (device, *(after or ("", -1)), at_most))
         return [(task, round, charge) for task, round, charge in rows]
 
+    def dated_charges(self, device: str) -> list[tuple[str, int, bytes, int]]:
+        """Returns (task, round, packed `Charge`, unix seconds when it was first stored) of each charged round."""
+        query = "SELECT task, round, charge, at FROM charges WHERE id = ? ORDER BY at, task, round"
+        return [(task, round, charge, at) for task, round, charge, at in self.rows(query, (device,))]
+
     def charged_devices(self) -> list[str]:
         """Returns the ids that have charges."""
         return [device for (device,) in self.rows("SELECT DISTINCT id FROM charges")]

@@ -48,6 +48,17 @@ def guess_rate(epsilon: float, delta: float) -> float:
     return 1.0 if epsilon > 700 else (math.exp(epsilon) + delta) / (math.exp(epsilon) + 1)
 
 
+def noticed_rate(epsilon: float, delta: float, *, alarms: float) -> float:
+    """Returns the largest rate at which a test notices a unit that took part, if its false alarms have this rate.
+
+    >>> round(noticed_rate(2.0, 0.0, alarms=0.01), 3)
+    0.074
+    """
+    if epsilon > 700:
+        return 1.0
+    return min(1.0, math.exp(epsilon) * alarms + delta, 1 - math.exp(-epsilon) * (1 - delta - alarms))
+
+
 def worth(epsilon: float, delta: float, question: str) -> str:
     """Returns the protection word, and how often a guess at `question` may be right; never rounded down.
 

@@ -45,8 +45,8 @@ else:  # with PyTorch, which takes seconds to import, and kept features need non
     checks = at_need("hushfleet.models.checks")
 
 _PACKAGES = ("torch", "onnx", "onnxruntime", "numpy")
-_CODE = ("../onnx_nodes", "filters", "hidden", "log_mel", "pretrained", "scattering", "speech", "synthetic")
-_CODE += ("unit_norm", "whitening")
+_CODE = "../onnx_nodes filters hidden log_mel pretrained scattering "
+_CODE += "speech synthetic unit_norm whitening"
 
 RawFeatures = Filters | Scattering | Speech
 """Features before whitening: the same function in PyTorch and as ONNX nodes, and the images to fit the whitening."""
@@ -274,5 +274,5 @@ def _compared(
 def _content_key(key: str) -> str:
     """Returns the hex digest of everything that determines the graph: `key`, the code and the package versions."""
     parts = [f"{package} {version(package)}" for package in _PACKAGES]
-    parts += [(Path(__file__).parent / f"{name}.py").read_text("utf-8") for name in _CODE]
+    parts += [(Path(__file__).parent / f"{name}.py").read_text("utf-8") for name in _CODE.split()]
     return hashlib.sha256("\0".join([*parts, key]).encode()).hexdigest()[:32]

@@ -6,9 +6,11 @@ which it took part, so boards that are away keep an older one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -38,23 +40,38 @@ THERE = 0.97
 """Share of the boards that are there in a night; a committee of all of them allows few to be missing."""
 
 
-def task_text(*, boards: int, there: int, rounds: int, lifetime: float, epsilon: float) -> str:
-    """:param there: number of boards with which a round opens, and which a sum needs."""
-    names = ", ".join(f'"{name}"' for name in CLASSES[:FIRST_CLASSES])
+DIGITS = """name = "arrays"
+input_shape = [1, 8, 8]
+values = "pixels"
+"""
+
+
+def task_text(
+    *,
+    boards: int,
+    there: int,
+    rounds: int,
+    lifetime: float,
+    epsilon: float,
+    classes: Sequence[str] = CLASSES[:FIRST_CLASSES],
+    features: str = "filters",
+    data: str = DIGITS,
+) -> str:
+    """:param there: number of boards with which a round opens, and which a sum needs.
+    :param data: what boards have.
+    """
+    names = ", ".join(f'"{name}"' for name in classes)
     return f"""
 name = "leaf"
 [model]
 name = "linear"
-features = "filters"
+features = "{features}"
 [method]
 name = "hush"
 [privacy]
 accounting = "secure"
 [data]
-name = "arrays"
-class_names = [{names}]
-input_shape = [1, 8, 8]
-values = "pixels"
+{data}class_names = [{names}]
 devices = {boards}
 [round]
 rounds = {rounds}
@@ -169,17 +186,33 @@ class SeasonYears(Year):
         off: int = 0,
         new_classes: int = 0,
     ) -> None:
-        digits = load("digits")
-        self.train, self.test = digits.train, digits.test
+        self.load()
         self.late, self.lost, self.off, self.new_classes = late, lost, off, new_classes
-        self._text = task_text(boards=boards, there=there, rounds=rounds, lifetime=lifetime, epsilon=epsilon)
+        self._text = self.task_text(boards=boards, there=there, rounds=rounds, lifetime=lifetime, epsilon=epsilon)
         self.season = 1
         self.ends: list[SeasonEnd] = []
         self._there = there
         super().__init__(path, boards=boards, every_days=7)
 
+    def load(self) -> None:
+        digits = load("digits")
+        self.train, self.test = digits.train, digits.test
+
+    def task_text(self, **numbers: Any) -> str:
+        return task_text(**numbers)
+
+    def classes(self) -> Sequence[str]:
+        """Of the present season, as the operator writes them."""
+        return CLASSES if 0 < self.new_classes <= self.season else CLASSES[:FIRST_CLASSES]
+
+    def month_begins(self, month: int) -> None:
+        """Called on every thirtieth day."""
+
+    def month_ends(self, month: int) -> None:
+        """Likewise, before the fleet goes on."""
+
     def make_desk(self, path: Path, boards: int) -> Desk:
-        path.joinpath("classes.txt").write_text("\n".join(CLASSES[:FIRST_CLASSES]))
+        path.joinpath("classes.txt").write_text("\n".join(self.classes()))
         desk = Desk(path, boards=boards, certificate_days=120, task=self._text)
         file = desk.folder.path / "fleet.toml"
         file.write_text(file.read_text().replace("min_devices = 10", "min_devices = 2"))
@@ -218,6 +251,8 @@ class SeasonYears(Year):
         folder = self.desk.folder
         starter = SeasonStarter(folder, clock=self.wall)
         for day in range(seasons * SEASON_DAYS + 1):
+            if day and day % 30 == 0:
+                self.month_ends(day // 30)
             if day and day % SEASON_DAYS == 0:
                 self.ends.append(self._end())
                 self.season += 1
@@ -228,6 +263,7 @@ class SeasonYears(Year):
                 self.begin_task(self._named())
             if day % 30 == 0:
                 self.renew_certificates()
+                self.month_begins(day // 30)
             if day < seasons * SEASON_DAYS and self.night(day):
                 self._keep_models()
 
@@ -238,8 +274,7 @@ class SeasonYears(Year):
         if self.season == 4:
             for name in [each for each in self.names if self.late <= self._place(each) < self.late + self.lost]:
                 self.lock_out(name)
-        if self.season == self.new_classes:
-            self.desk.folder.path.joinpath("classes.txt").write_text("\n".join(CLASSES))
+        self.desk.folder.path.joinpath("classes.txt").write_text("\n".join(self.classes()))
 
     def _keep_models(self) -> None:
         """Boards that were there see the model of the round that has closed."""

@@ -53,7 +53,7 @@ def runner(prepared: Simulation, library: Path | None) -> TrialRunner:
     return TrialRunner(prepared, library=library)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEEDS[1:])
 def test_a_fleet_comes_through_a_storm(runner: TrialRunner, seed: int, tmp_path: Path) -> None:
     outcome = runner.run(seed, tmp_path / "run")
     assert outcome.wrong == []
@@ -176,13 +176,14 @@ def test_what_is_no_seeds(text: str) -> None:
 
 
 def test_a_campaign_notes_what_was_run_and_goes_on(prepared: Simulation, tmp_path: Path) -> None:
-    """One seed by the command's own way: a worker, a summary, and nothing left to do for --resume."""
-    task = load_task(TASK)
-    campaign = Campaign(tmp_path / "campaign", parse_seeds("0-0"), jobs=1)
+    """The first storm, by the command's own way: a worker, a summary, and nothing left to do for --resume."""
+    task, (seed, *_) = load_task(TASK), SEEDS
+    campaign = Campaign(tmp_path / "campaign", [seed], jobs=1)
     simulation = campaign.prepare(task, data_dir=None, resume=False)
     outcomes = list(campaign.run(simulation))
-    assert [(outcome.seed, outcome.wrong) for outcome in outcomes] == [(0, [])]
-    assert not (campaign.folder / "seed-0").exists(), "only what failed is kept"
+    assert [(outcome.seed, outcome.wrong) for outcome in outcomes] == [(seed, [])]
+    assert outcomes[0].played
+    assert not (campaign.folder / f"seed-{seed}").exists(), "only what failed is kept"
     again = campaign.prepare(task, data_dir=None, resume=True)
     assert campaign.done() == outcomes
     assert list(campaign.run(again)) == []

@@ -22,6 +22,8 @@ __all__ = ["config", "linear", "make_bench", "package"]
 
 pytestmark = pytest.mark.slow
 STEPS, MOST_STORMS = 150, 100
+FIRST = (93, 7, 5, 11, 2, 12, 4)
+"""Few that reached every row when they were last counted; if they do no longer, the others follow."""
 WEIGHTS = {
     "next_round": 6, "same_plan": 3, "extend": 3, "close": 3, "finish": 1, "new_task": 2, "link": 1, "refuse": 2,
     "silence": 1, "worker": 3, "jump": 2, "old_answer": 4, "steps": 8, "stop": 6, "too_large": 1,
@@ -155,7 +157,7 @@ def test_storms_reach_every_row(
     reached: Counter[Transition],
     tmp_path: Any,
 ) -> None:
-    for seed in range(MOST_STORMS):
+    for seed in dict.fromkeys((*FIRST, *range(MOST_STORMS))):
         own = replace(config, device=replace(config.device, state_dir=str(tmp_path / f"board-{seed}")))
         own = replace(own, limits=replace(own.limits, constant_time=seed % 3 != 2))
         if seed % 2:

@@ -1,6 +1,7 @@
-"""A year of forty boards with a round a week, and two years of their seasons; `make chaos` runs both.
+"""A year of forty boards with a round a week, two years of their seasons, and a year of fifty boards that hear; `make
+chaos` runs all.
 
-The year takes some fifteen seconds on a quiet core, the seasons some minutes.
+The first takes some fifteen seconds on a quiet core, each other some minutes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from chaos.seasons import SeasonYears, check_seasons
+from chaos.sound_year import SoundYear, check_months
 from chaos.year import Year
 from chaos.year_audit import check_year, play
 
@@ -34,4 +36,19 @@ def test_two_years_of_seasons(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert year.ends[-1].took_part == 0
     assert [end.classes for end in year.ends] == [8] * 4 + [10] * 4
     check_seasons(year, epsilon=2.0, lifetime=lifetime, worse=0.02)
+    year.close()
+
+
+@pytest.mark.needs("espeak-ng")
+@pytest.mark.timeout(3600)
+def test_a_year_of_boards_that_hear(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Four quarters with two new words each; boards come late, are lost, and are off for half a year."""
+    pytest.importorskip("livekit.wakeword")
+    year = SoundYear(tmp_path, boards=50, there=32, rounds=2, lifetime=12.0, epsilon=4.0, late=5, lost=5, off=5)
+    with capsys.disabled():
+        year.play(4)
+        print("", *year.ends, sep="\n")
+    assert [end.task for end in year.ends] == ["leaf", "leaf-2", "leaf-3", "leaf-4"]
+    assert [end.classes for end in year.ends] == [7, 9, 11, 13]
+    check_months(year, epsilon=4.0, lifetime=12.0)
     year.close()

@@ -174,7 +174,7 @@ class Card:
             config=DeviceConfig(
                 device=DeviceSection(name, str(folder), federation=FEDERATION, board="generic-x86"),
                 broker=BrokerSection("mqtt://year"),
-                data=OwnDataSection("arrays", str(self.path), values="pixels"),
+                data=self.own_data(),
                 limits=year.limits,
                 simulation=SimulationSection(seed=number, index=number),
             ),
@@ -184,6 +184,9 @@ class Card:
                 store.ledger, wall=year.wall, monotonic=year.clock, witness=year.wall
             ),
         )
+
+    def own_data(self) -> OwnDataSection:
+        return OwnDataSection("arrays", str(self.path), values="pixels")
 
     def opened(self) -> DeviceStore:
         return DeviceStore(self._folder / "store.sqlite", device=self.name, durable=False)

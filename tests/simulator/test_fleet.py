@@ -66,6 +66,18 @@ def test_every_training_image_has_one_holder(partition: str) -> None:
     assert numbers_of(fleet.common_test) == list(range(1000, 1300))
 
 
+@pytest.mark.parametrize("strangers", [0, 40])
+def test_strangers_are_the_common_test_and_devices_have_their_own(strangers: int) -> None:
+    data, tested = numbered(), np.arange(300) % 6
+    tested[300 - strangers :] = -1
+    given = replace(data, owners=np.arange(900) % 6, test_owners=tested, has_test=True)
+    changed = parse_task({**task().to_plain(), "data": {"name": "arrays", "path": "x.npz", "partition": "given"}})
+    fleet = make_fleet(replace(changed, data=replace(changed.data, devices=6)), given)
+    assert numbers_of(fleet.common_test) == list(range(1300 - strangers if strangers else 1000, 1300))
+    for index, (train, own) in enumerate(holdings(fleet)):
+        assert (train, own) == (list(range(index, 900, 6)), list(range(1000 + index, 1300 - strangers, 6)))
+
+
 def test_labels_travel_with_their_images() -> None:
     data = numbered()
     for device in make_fleet(task(), data).devices:

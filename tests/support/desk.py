@@ -170,11 +170,12 @@ def serving(folder: FleetFolder) -> Iterator[threading.Thread]:
 
 
 def until(condition: Callable[[], Any]) -> Any:
-    """What `condition` gives, once it is true."""
-    give_up = time.monotonic() + PATIENCE_S
+    """What `condition` gives, once it is true. It is asked less and less often: the question takes a core, too."""
+    give_up, pause_s = time.monotonic() + PATIENCE_S, 0.005
     while not (value := condition()):
         assert time.monotonic() < give_up, "it did not come"
-        time.sleep(0.02)
+        time.sleep(pause_s)
+        pause_s = min(0.05, 1.2 * pause_s)
     return value
 
 

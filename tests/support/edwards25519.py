@@ -49,14 +49,17 @@ def times(number: int, point: Point) -> Point:
     return total
 
 
+_OF_ORDER_8 = bytes.fromhex("c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a")
+
+
 @cache
 def torsion() -> list[Point]:
     """The eight points of small order."""
-    found, number = set[Point](), 2
-    while len(found) < 8:
-        point = decode(number.to_bytes(32, "little"))
-        found |= set() if point is None else {times(L, point)}
-        number += 1
+    point = decode(_OF_ORDER_8)
+    assert point is not None
+    found = {times(number, point) for number in range(8)}
+    assert len(found) == 8
+    assert times(8, point) == ZERO
     return sorted(found)
 
 

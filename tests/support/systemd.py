@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hushfleet.edge_client.fleet.slot_state import State
+from hushfleet.edge_client.fleet.slot_state import ReleaseFolder, State
 from hushfleet.firmware_profiles.cards.seed import slots_archive
 from hushfleet.release.statements import Trust
 
@@ -80,6 +80,11 @@ class EmulatedBoard:
             self._slots.discard(process)
         assert process.returncode == 0, wrong.decode()
         return State(**json.loads(out))
+
+    @property
+    def state(self) -> State:
+        """What `slots("show")` prints, without a process: for those who ask again and again."""
+        return ReleaseFolder(self.opt).read()
 
     def slots_command(self, *arguments: str) -> list[str]:
         places = ["--root", str(self.opt), "--state", str(self.state_dir)]

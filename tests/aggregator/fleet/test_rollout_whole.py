@@ -115,7 +115,7 @@ def test_other_keys_and_the_newest_release_are_told_over_the_air(tmp_path: Path,
         with pytest.raises(BadSignature, match="not signed"):
             roll_out(folder, releases.get("2.0"), releases)
         put_in(board.state_dir, releases.get("2.0"))
-        until(lambda: "not signed" in board.slots("show").reason)
+        until(lambda: "not signed" in board.state.reason)
         roll_out(folder, build_release(tmp_path / "2.1.hfr", "2.1", key=fresh), releases)
         until(lambda: outcomes(folder) == ["good"])
         until(lambda: Freshness(board.state_dir).version == "2.1")
@@ -150,7 +150,8 @@ def test_each_board_returns_by_itself_from_a_release_that_is_bad_in_its_own_way(
         for board, (change, _, _) in zip(boards, BAD, strict=True):
             put_in(board.state_dir, releases.get("3.0", change))
         for board, (_, reason, _) in zip(boards, BAD, strict=True):
-            state = until(lambda board=board: (shown := board.slots("show")).last == "3.0" and shown)
+            until(lambda board=board: board.state.last == "3.0")
+            state = board.slots("show")
             assert (state.good, state.outcome) == ("1.0", "returned")
             assert reason in state.reason
 
@@ -189,9 +190,9 @@ def test_board_broker_and_service_are_killed_at_each_step_and_the_update_goes_on
     steps = {
         "fetching": lambda: any((board.state_dir / "incoming").glob("*.part")),
         "handed over": lambda: (board.state_dir / "update.json").exists(),
-        "installed": lambda: board.slots("show").trial is not None,
-        "on trial": lambda: board.slots("show").starts > 0,
-        "healthy": lambda: board.slots("show").steady > 0,
+        "installed": lambda: board.state.trial is not None,
+        "on trial": lambda: board.state.starts > 0,
+        "healthy": lambda: board.state.steady > 0,
     }
     with started(folder, brokers_of(folder)) as brokers, started(folder, [service]), board:
         roll_out(folder, releases.get("2.0"), releases)

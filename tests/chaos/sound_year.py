@@ -1,0 +1,229 @@
+"""A year of boards that hear: new words in each quarter, false alarms that owners mark, boards that leave and come.
+
+Clips are made by `examples/words`: each board is a speaker. In each month a board hears words that are none of its
+own; what its present model takes for one of them, its owner marks (`label --wrong`), which makes it a sample of
+"none". The world of `chaos.seasons` does the rest.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from chaos.seasons import Learner, SeasonYears, _below, check_seasons, task_text
+from chaos.year import YearTask
+from hushfleet.aggregator.payloads.prepare import PreparedTask
+from hushfleet.data.samples import FeatureSamples, Samples
+from hushfleet.data.sound import write_clip
+from hushfleet.edge_client.board.config import OwnDataSection
+from hushfleet.learning.personalized_head import inputs_of_own, own_logits, personalized_head_of
+from hushfleet.simulator.engines.fast.local_only_on_features import predict_local_only
+
+FIRST_WORDS, MORE_WORDS = 6, 2
+"""Words of the first quarter, and how many come with each further one."""
+FIRST_CLIPS, FIRST_OTHERS, MORE_CLIPS, HEARD, OTHERS_TESTED = 12, 3, 3, 4, 6
+"""Clips of a board at first and clips of "none" beside them, how many clips come in each month, other words that it
+hears in it, and others in its test."""
+NONE = "none"
+
+
+@cache
+def maker() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "make_words", Path(__file__).parents[2] / "examples/words/make_data.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@dataclass(frozen=True)
+class Month:
+    """Means over boards with a model: accuracy of what they predict with, and of the best way to learn alone.
+
+    :param way: the best way to learn alone, chosen on the test itself.
+    :param alarms: how many of the other words they took for one of theirs, of `heard` in the month.
+    :param worst: how far a board's own accuracy lies below alone, at most; `below`: how many boards lie below.
+    """
+
+    number: int
+    season: int
+    classes: int
+    boards: int
+    own: float
+    alone: float
+    way: str
+    below: int
+    worst: float
+    alarms: int
+    heard: int
+
+    def __str__(self) -> str:
+        return (
+            f"month {self.number:2d}  season {self.season}  words {self.classes - 1:2d}  boards {self.boards}  own "
+            f"{self.own:.1%}  alone {self.alone:.1%} ({self.way})  {100 * (self.own - self.alone):+.1f}  boards below "
+            f"{self.below}, the worst by {100 * self.worst:.0f}  false alarms {self.alarms} of {self.heard}"
+        )
+
+
+class Listener(Learner):
+    """A board with clips of its own speaker.
+
+    :param marked: other words that its model took for one of its own in this month, and `heard`: in all.
+    """
+
+    marked = heard = 0
+
+    def __init__(self, *of: Any) -> None:
+        super().__init__(*of)
+        place = int(self.name.rpartition("-")[2])
+        words, self._rng = maker(), np.random.default_rng([place, self.number])
+        voices = words.VOICES.split()
+        self._speaker = words.Speaker.drawn(voices[place % len(voices)], np.random.default_rng(place))
+        self._test: list[tuple[str, np.ndarray]] = []
+        self.clips: list[tuple[str, np.ndarray]] = []
+        self._hear(self.year.classes()[1:], FIRST_CLIPS)
+        for _ in range(FIRST_OTHERS):
+            self._keep(NONE, self._other())
+
+    def own_data(self) -> OwnDataSection:
+        return OwnDataSection("sound", str(self.path.with_name("clips")))
+
+    def take_pictures(self, month: int, classes: int) -> None:
+        """Clips come with the months."""
+
+    def _said(self, word: str) -> np.ndarray:
+        clip: np.ndarray = maker().spoken(word, self._speaker, self._rng)
+        return clip
+
+    def _other(self) -> np.ndarray:
+        return self._said(str(self._rng.choice(maker().OTHER_WORDS.split())))
+
+    def _keep(self, word: str, clip: np.ndarray) -> None:
+        self.clips.append((word, clip))
+        folder = self.path.with_name("clips") / word
+        folder.mkdir(parents=True, exist_ok=True)
+        write_clip(folder / f"{len(self.clips):03d}.wav", clip, maker().RATE)
+
+    def _hear(self, words: Sequence[str], count: int) -> None:
+        for word in self._rng.choice(words, count):
+            self._keep(str(word), self._said(str(word)))
+
+    def live_a_month(self, words: Sequence[str]) -> None:
+        """Its owner labels some clips, and marks what the board took for a word and is none."""
+        self._hear(words, MORE_CLIPS)
+        others = [self._other() for _ in range(HEARD)] if self.model is not None else []
+        found = self.predicted(others) if others else ()
+        wrong = [clip for clip, said in zip(others, found, strict=True) if said]
+        for clip in wrong:
+            self._keep(NONE, clip)
+        self.marked, self.heard = len(wrong), len(others)
+
+    def predicted(self, clips: Sequence[np.ndarray]) -> np.ndarray:
+        task, params = self.model
+        own = _below(self._samples(self.clips), len(task.spec.model.class_names))
+        head = personalized_head_of(params, task.model.layout, own, task.spec.signal).params
+        found: np.ndarray = own_logits(head, inputs_of_own(self._samples([(NONE, clip) for clip in clips])).x).argmax(1)
+        return found
+
+    def _samples(self, clips: Sequence[tuple[str, np.ndarray]]) -> FeatureSamples:
+        names = [NONE, *maker().WORDS]
+        images = np.stack([clip for _, clip in clips])[:, None, None]
+        labels = np.array([names.index(word) for word, _ in clips])
+        made: FeatureSamples = self.model[0].features.of(Samples(images, labels, (0.0,), (1.0,)))
+        return made
+
+    def accuracies(self, classes: int) -> tuple[float, dict[str, float]]:
+        names = [NONE, *maker().WORDS][:classes]
+        known = {word for word, _ in self._test}
+        self._test += [(word, self._said(word)) for word in names[1:] if word not in known]
+        self._test += [(NONE, self._other()) for _ in range(0 if NONE in known else OTHERS_TESTED)]
+        test = self._samples(self._test)
+        right = self.predicted([clip for _, clip in self._test]) == test.y
+        (alone,) = predict_local_only([self._samples(self.clips)], test, classes=classes)
+        return float(right.mean()), {way: float((said == test.y).mean()) for way, said in alone.items()}
+
+
+class SoundYear(SeasonYears):
+    """A fleet whose words grow with each quarter."""
+
+    make_card = Listener
+
+    def load(self) -> None:
+        self.months: list[Month] = []
+
+    def task_text(self, **numbers: Any) -> str:
+        return task_text(**numbers, classes=self._words(1), features="sound:speech", data='name = "sound"\n')
+
+    def _words(self, season: int) -> tuple[str, ...]:
+        return (NONE, *maker().WORDS[: FIRST_WORDS + MORE_WORDS * (season - 1)])
+
+    def classes(self) -> Sequence[str]:
+        return self._words(self.season)
+
+    def prepared(self, task: YearTask, folder: Path) -> PreparedTask:
+        made = super().prepared(task, folder)
+        made.features.computed = _remembered(made.features.computed)
+        return made
+
+    def month_begins(self, month: int) -> None:
+        for name, card in self.cards.items():
+            if self.desk.state(name) == "enrolled":
+                card.live_a_month(self.classes()[1:])
+
+    def month_ends(self, month: int) -> None:
+        cards = [card for name, card in self.cards.items() if card.model is not None]
+        classes = len(self._task.classes)
+        own, ways = zip(*(card.accuracies(classes) for card in cards), strict=True)
+        best = max(ways[0], key=lambda way: float(np.mean([each[way] for each in ways])))
+        alone = [each[best] for each in ways]
+        short = [a - o for o, a in zip(own, alone, strict=True)]
+        self.months.append(
+            Month(
+                number=month,
+                season=self.season,
+                classes=classes,
+                boards=len(cards),
+                own=float(np.mean(own)),
+                alone=float(np.mean(alone)),
+                way=best,
+                below=sum(each > 0 for each in short),
+                worst=max(0.0, *short),
+                alarms=sum(card.marked for card in cards),
+                heard=sum(card.heard for card in cards),
+            )
+        )
+        print(self.months[-1], flush=True)
+
+
+def check_months(year: SoundYear, *, epsilon: float, lifetime: float, worse: float = 0.0) -> None:
+    """Checks the budgets, and prints the months in which boards were worse than alone.
+
+    :param worse: by how much a month may be, because the mean of few boards is not sure.
+    """
+    check_seasons(year, epsilon=epsilon, lifetime=lifetime, worse=1.0)
+    short = [month.number for month in year.months if month.own < month.alone - worse]
+    print("months in which boards were worse than alone:", short or "none")
+
+
+def _remembered(computed: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    """Computes the features of each clip once."""
+    known: dict[bytes, np.ndarray] = {}
+
+    def of(samples: Samples, *, skips: bool) -> np.ndarray:
+        keys = [image.tobytes() for image in samples.images]
+        new = [place for place, key in enumerate(keys) if key not in known]
+        if new:
+            known.update(zip((keys[place] for place in new), computed(samples.take(new), skips=skips), strict=True))
+        return np.stack([known[key] for key in keys])
+
+    return of
