@@ -71,24 +71,15 @@ a small device.toml:
 _LISTEN = """\
 in device.toml, all of it optional:
   [listen]
-  microphone = "default"      # arecord -L lists them
-  keep = "loud"               # segments of -30 dBFS or more wait in data.inbox
-                              # for a label (loud_dbfs); "unsure": where the
-                              # likeliest class has less than 60 %
-                              # (unsure_below); "key": when you press Enter;
-                              # "none": nothing is kept
-  keep_alarms = 100           # for label --wrong
-  no_alarm = "none of these"  # the class that is no alarm
-  mqtt = "mqtt://me:secret@homeassistant.local"
-                              # your own broker: Home Assistant finds the board
+  microphone = "default"  # arecord -L lists them
+  keep = "loud"           # what waits for a label in data.inbox, from -30 dBFS
+                          # on (loud_dbfs); "unsure": below 60 % (unsure_below);
+                          # "key": at Enter, or kill -USR1; "none" is the default
+  keep_alarms = 100       # for label --wrong
+  mqtt = "mqtt://me:secret@homeassistant.local"   # your own broker, not the fleet's
 
-examples:
-  hushfleet-edge listen device.toml --top 1
-  hushfleet-edge listen device.toml --from evening.wav
   ffmpeg -i rtsp://camera/1 -f s16le -ac 1 -ar 16000 - | \\
     hushfleet-edge listen device.toml --from -
-  kill -USR1 PID              # keep = "key": the last seconds
-Nothing that is heard leaves the board, but to that broker. Ctrl-C ends it.
 """
 
 
@@ -320,24 +311,17 @@ def _status(options: argparse.Namespace) -> int:
 
 def _add(options: argparse.Namespace) -> int:
     from hushfleet.edge_client.board.config import load_config
-    from hushfleet.edge_client.labelling.class_folders import (
-        AlreadyThere,
-        ClassFolders,
-        check_label,
-        class_names,
-        opened_store,
-        sample_rate,
-    )
+    from hushfleet.edge_client.labelling import class_folders
 
     config = load_config(options.config)
-    with opened_store(config) as store:
-        label = check_label(options.label, class_names(config, store))
-        folders, added, wrong = ClassFolders(config.data, rate=sample_rate(store)), 0, 0
+    with class_folders.opened_store(config) as store:
+        label = class_folders.check_label(options.label, class_folders.class_names(config, store))
+        folders, added, wrong = class_folders.ClassFolders(config.data, rate=class_folders.sample_rate(store)), 0, 0
     for photo in options.photos:
         try:
             say(f"{photo}: added as {folders.add(photo, label)}")
             added += 1
-        except AlreadyThere as error:
+        except class_folders.AlreadyThere as error:
             say(str(error))
         except BadInput as error:
             wrong += 1

@@ -128,9 +128,8 @@ class Agent:
         self.link = connect(Will(self.topics.state(self.device), self._birth("lost")))
         topics = self.topics
         filters = [topics.down(self.device), topics.server, topics.task, topics.round]
-        self._subscriptions = Subscriptions(
-            self.link, [*filters, *(f for duty in duties for f in duty.filters)], now=clock()
-        )
+        filters += (each for duty in duties for each in duty.filters)
+        self._subscriptions = Subscriptions(self.link, filters, now=clock())
         self.blobs = BlobSource(store, self.link, self.topics, clock)
         waits = config.simulation is None
         self._budget_clock = budget_clock or BudgetClock(store.ledger, monotonic=clock, waits=waits)

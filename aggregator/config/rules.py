@@ -470,6 +470,7 @@ TASK: Rules = {
     "task.moments-are-summed-once": (
         lambda task: (
             task.model.name == "second-moments"
+            and task.statistic is None
             and (task.method.name, task.round.rounds, task.method.config().local_steps) != ("second-moments", 1, 1)
         ),
         "model.name = 'second-moments' is one sum of what one step from zero computes: take method.name = "

@@ -24,17 +24,8 @@ from hushfleet.data.images import preview
 from hushfleet.data.walk import walked
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.local_data import SETTLED_S
-from hushfleet.edge_client.labelling.class_folders import (
-    AlreadyThere,
-    ClassFolders,
-    check_inbox,
-    check_label,
-    check_sample,
-    class_names,
-    move,
-    opened_store,
-    sample_rate,
-)
+from hushfleet.edge_client.labelling import class_folders
+from hushfleet.edge_client.labelling.class_folders import AlreadyThere, ClassFolders, check_sample, move, opened_store
 from hushfleet.edge_client.labelling.heard import ALARMS, taken_for
 from hushfleet.edge_client.status import describe_model
 from hushfleet.edge_client.storage.store import DeviceStore
@@ -117,15 +108,15 @@ class Desk:
     """The reason why a file is no picture, by its name and version."""
 
     def __post_init__(self) -> None:
-        inbox = check_inbox(self.config.data)
+        inbox = class_folders.check_inbox(self.config.data)
         self._inbox, self._aside = inbox / ALARMS if self.wrong else inbox, inbox / NOT_USABLE
         if self.wrong and not self._inbox.is_dir():
             raise BadInput(
                 "no alarm has been kept; write keep_alarms = 100 into [listen], and run hushfleet-edge listen"
             )
         with opened_store(self.config) as store:
-            class_names(self.config, store)  # raises if no image can be labelled here
-            self._rate = sample_rate(store)
+            class_folders.class_names(self.config, store)  # raises if no image can be labelled here
+            self._rate = class_folders.sample_rate(store)
         self._folders = ClassFolders(self.config.data, rate=self._rate)
 
     def next(self, said: str = "") -> Shown:
@@ -136,7 +127,7 @@ class Desk:
             shown = Shown(
                 len(waiting),
                 waiting[0] if waiting else None,
-                class_names(self.config, store),
+                class_folders.class_names(self.config, store),
                 undo=bool(self._taps),
                 said=one_line(said),
                 unreadable=tuple(map(one_line, self._unreadable.values())),
@@ -173,15 +164,16 @@ class Desk:
         An alarm with an empty label is none of the classes: it becomes a sample of `listen.no_alarm` if the task has
         this class.
         """
-        image, said = self._found(name, version), f"{name} is labelled {label}." if label else f"{name} is put aside."
+        image = self._found(name, version)
+        with opened_store(self.config) as store:
+            classes = class_folders.class_names(self.config, store)
+        none = one_form(self.config.listen.no_alarm)
+        label = none if self.wrong and not label and none in classes else label
+        said = f"{name} is labelled {label}." if label else f"{name} is put aside."
         if self.wrong and not label:
-            with opened_store(self.config) as store:
-                none = one_form(self.config.listen.no_alarm)
-                label = none if none in class_names(self.config, store) else ""
-            said = f"{name} is labelled {label}." if label else f"{said} No class of the task is called {none!r}."
+            said += f" No class of the task is called {none!r}."
         if label:
-            with opened_store(self.config) as store:
-                label = check_label(label, class_names(self.config, store))
+            label = class_folders.check_label(label, classes)
             try:
                 place = self._folders.take_in(image, label)
             except AlreadyThere as error:

@@ -8,17 +8,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from hushfleet.data.form import SampleForm
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.process import return_freed_memory
 from hushfleet.edge_client.listen import sources
 from hushfleet.edge_client.listen.kept_clips import KeptClips
-from hushfleet.edge_client.listen.listener import Heard, SegmentListener
+from hushfleet.edge_client.listen.listener import SegmentListener
 from hushfleet.edge_client.listen.model_in_use import ModelInUse
 from hushfleet.errors import BadInput
 from hushfleet.output import say
@@ -44,26 +44,23 @@ def listen(config: DeviceConfig, *, given: str | None, top: int) -> bool:
     signal.signal(signal.SIGUSR1, lambda *_: key.set())
     if config.listen.keep == "key" and given != "-" and sys.stdin.isatty():
         threading.Thread(target=_press, args=(key,), daemon=True).start()
-    with ExitStack() as opened:
-        clips, model = KeptClips(config), ModelInUse(config)
+    clips, model = KeptClips(config), ModelInUse(config)
+    owners_broker: AbstractContextManager[Any] = nullcontext()
+    if config.listen.mqtt is not None:
+        from hushfleet.edge_client.listen.owners_broker import OwnersBroker
 
-        def tell(heard: Heard) -> None:
-            at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-            say(json.dumps({"at": at, **model.about, **heard.to_json(top)}))
-
-        tellers: list[Callable[[Heard], None]] = [tell]
-        if config.listen.mqtt is not None:
-            from hushfleet.edge_client.listen.owners_broker import OwnersBroker
-
-            tellers.append(opened.enter_context(OwnersBroker(config, config.listen.mqtt)).tell)
+        owners_broker = OwnersBroker(config, config.listen.mqtt)
+    with owners_broker as broker:
         while not stop.is_set():
             form = model.form
             listener = SegmentListener(form, config.listen, model, clips, key)
             with closing(_source(config, given, form, stop)) as source:
                 for pcm in source:
                     for heard in listener.hear(pcm, time.time()):
-                        for each in tellers:
-                            each(heard)
+                        at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+                        say(json.dumps({"at": at, **model.about, **heard.to_json(top)}))
+                        if broker is not None:
+                            broker.tell(heard)
                     model.look()
                     if stop.is_set() or model.form != form:  # a new task may have another sample rate
                         break

@@ -34,21 +34,21 @@ class KeptClips:
 
         :param at: unix seconds.
         """
-        return self._put(self._inbox, heard_name(at), wav_of(pcm, sample_rate), self._rule.most_kept)
+        return self._put("", heard_name(at), wav_of(pcm, sample_rate), self._rule.most_kept)
 
     def alarm(self, pcm: Pcm, sample_rate: int, at: float, label: str, probability: float) -> Path | None:
         """Keeps a clip that the board took for a class, if its owner wants that; returns as `new`."""
-        if not self._rule.keep_alarms or self._inbox is None or not can_be_a_folder(label):
+        if not self._rule.keep_alarms or not can_be_a_folder(label):
             return None
-        name = heard_name(at, probability)
-        return self._put(self._inbox / ALARMS, name, wav_of(pcm, sample_rate), self._rule.keep_alarms, label)
+        name = f"{label}/{heard_name(at, probability)}"
+        return self._put(ALARMS, name, wav_of(pcm, sample_rate), self._rule.keep_alarms)
 
-    def _put(self, folder: Path | None, name: str, wav: bytes, most: int, label: str = "") -> Path | None:
-        if folder is None:
-            return None
+    def _put(self, folder: str, name: str, wav: bytes, most: int) -> Path | None:
+        assert self._inbox is not None
+        path = self._inbox / folder / name
         try:
-            path = write_new(wav, folder / label, name)
-            kept = folder.glob("*/" * bool(label) + f"{PREFIX}*.wav")
+            path = write_new(wav, path.parent, path.name)
+            kept = (self._inbox / folder).glob(f"{'*/' * bool(folder)}{PREFIX}*.wav")
             for _, old in sorted((os.stat(each).st_mtime_ns, each) for each in kept)[:-most]:
                 old.unlink()
         except (HushfleetError, OSError) as error:

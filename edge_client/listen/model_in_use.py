@@ -7,13 +7,16 @@ import os
 import time
 from collections.abc import Callable
 
+import numpy as np
+
 from hushfleet.data.form import SAMPLE_RATE, SEGMENT_S, SampleForm
 from hushfleet.data.sound import Pcm
 from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.board.process import return_idle_code, return_small_blocks
 from hushfleet.edge_client.labelling.class_folders import opened_store
 from hushfleet.edge_client.worker.personalized_model import PersonalizedModel, personalized_model
 from hushfleet.edge_client.worker.predict import LoadedGraphs, graphs_of, ordered, outputs_of, samples_of
-from hushfleet.errors import BadInput, HushfleetError
+from hushfleet.errors import BadInput, GraphRefused, HushfleetError
 
 LOOK_S = 10.0
 _NO_TASK = SampleForm(sample_rate=SAMPLE_RATE, segment_s=SEGMENT_S)
@@ -32,7 +35,7 @@ class ModelInUse:
     def __init__(self, config: DeviceConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._config, self._clock, self._look_at = config, clock, -float("inf")
         self._stamp: object = None
-        self._said = ""
+        self._said = set[str]()
         self._loaded: tuple[PersonalizedModel, LoadedGraphs] | None = None
         self.look()
 
@@ -54,40 +57,43 @@ class ModelInUse:
         if (now := self._clock()) < self._look_at:
             return
         self._look_at = now + LOOK_S
-        stamp = [_stamp(f"{self._config.store_path}{suffix}") for suffix in ("", "-wal")]
+        store = self._config.store_path
+        files = (os.stat(each) for each in (store, store.with_name(f"{store.name}-wal")) if each.exists())
+        stamp = [(each.st_ino, each.st_mtime_ns, each.st_size) for each in files]
         if stamp == self._stamp:
             return
         self._stamp = stamp
         try:
             self._load()
-            self._said = ""
         except HushfleetError as error:
-            if str(error) != self._said:
-                _log.warning("%s", error)
-            self._said = str(error)
+            self._warn(error)
 
     def predict(self, segment: Pcm) -> tuple[tuple[str, float], ...]:
-        """Returns classes and probabilities as `Prediction.classes`; none before the first model."""
+        """Returns classes and probabilities as `Prediction.classes`; none before the first model, or if it fails."""
         if self._loaded is None:
             return ()
         (own, graphs), values = self._loaded, segment[None, None, None]
-        return ordered(own.spec.model, outputs_of(own, graphs, samples_of(own.spec.model, values))[0])
+        try:
+            [found] = outputs_of(own, graphs, samples_of(own.spec.model, values))
+        except GraphRefused as error:  # of this segment; the next may be another
+            self._warn(error)
+            return ()
+        return ordered(own.spec.model, found) if np.isfinite(found).all() else ()
+
+    def _warn(self, error: HushfleetError) -> None:
+        if str(error) not in self._said:
+            _log.warning("%s", error)
+        self._said.add(str(error))
 
     def _load(self) -> None:
         with opened_store(self._config) as store:
             if store is None:
                 raise BadInput("the client has not run yet, so there is no model: it has to take part in one round")
             own = personalized_model(store)
-            same = self._loaded is not None and self._loaded[0].spec.digest == own.spec.digest
             if not (own.spec.model.form.sample_rate and own.spec.model.targets.are_classes):
                 raise BadInput(f"the task {own.spec.task} has no classes of sound")
-            graphs = self._loaded[1] if self._loaded and same else graphs_of(store, own.spec, stay=True)
-            self._loaded = own, graphs
-
-
-def _stamp(path: str) -> object:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size
+            same = self._loaded if self._loaded and self._loaded[0].spec.digest == own.spec.digest else None
+            self._loaded = own, same[1] if same else graphs_of(store, own.spec, stay=True)
+        self.predict(np.zeros(own.spec.model.image_shape[2], np.int16))  # loads all that listening needs
+        return_small_blocks()
+        return_idle_code()

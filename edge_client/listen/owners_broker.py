@@ -6,28 +6,25 @@ refused.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from typing import Any
 
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.listen.listener import Heard
 from hushfleet.errors import BadInput, LinkLost
-from hushfleet.version import __version__
 from hushfleet.wire.link.address import BrokerAddress
+from hushfleet.wire.link.discovery import OFFLINE, ONLINE, description, encoded
 from hushfleet.wire.link.interface import LinkDown, LinkUp, Will
 from hushfleet.wire.link.mqtt import MqttLink
 
 AGAIN_S = 60.0
-ONLINE, OFFLINE = b"online", b"offline"
-_SENSORS = {
-    "sound": {"name": "sound", "icon": "mdi:ear-hearing"},
-    "alarm": {"name": "alarm", "icon": "mdi:bell"},
-    "probability": {"name": "probability", "unit_of_measurement": "%", "state_class": "measurement"},
-    "loudness": {"name": "loudness", "unit_of_measurement": "dB", "device_class": "sound_pressure"},
+_SENSORS: dict[str, dict[str, str]] = {
+    "sound": {},
+    "alarm": {},
+    "probability": {"unit_of_measurement": "%", "state_class": "measurement"},
+    "loudness": {"unit_of_measurement": "dB", "device_class": "sound_pressure"},
 }
 """Home Assistant's sensors, by the key of their value."""
 
@@ -43,11 +40,9 @@ class OwnersBroker(AbstractContextManager["OwnersBroker"]):
     """
 
     def __init__(self, config: DeviceConfig, url: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        address, urls = (
-            BrokerAddress.parse(url),
-            [config.broker.url, *([config.fleet.enrol_url] if config.fleet else [])],
-        )
-        if (address.host, address.port) in [(fleet.host, fleet.port) for fleet in map(BrokerAddress.parse, urls)]:
+        address, fleet = BrokerAddress.parse(url), config.fleet
+        urls = [config.broker.url] if fleet is None else [config.broker.url, fleet.enrol_url]
+        if (address.host, address.port) in [(each.host, each.port) for each in map(BrokerAddress.parse, urls)]:
             raise BadInput(f"listen.mqtt = {str(address)!r}: must be a broker of your own, and not the fleet's")
         name = f"hushfleet-listen/{config.device.id}"
         self._states, self._available = f"{name}/state", f"{name}/available"
@@ -76,31 +71,19 @@ class OwnersBroker(AbstractContextManager["OwnersBroker"]):
                 self._link.publish(*self._description(), retain=True)
                 self._link.publish(self._available, ONLINE, retain=True)
                 self._again_at = now + AGAIN_S
-            self._link.publish(self._states, _encoded(state | {"loudness": round(heard.dbfs, 1)}), retain=True)
+            self._link.publish(self._states, encoded(state | {"loudness": round(heard.dbfs, 1)}), retain=True)
             self._told = news
 
     def _description(self) -> tuple[str, bytes]:
-        """Returns topic and content of Home Assistant's device discovery message."""
-        unique = f"hushfleet_listen_{self._device}"
+        unique, about = f"hushfleet_listen_{self._device}", {"name": f"{self._device} listens"}
         sensors = {
-            key: {"platform": "sensor", "unique_id": f"{unique}_{key}", "value_template": f"{{{{ value_json.{key} }}}}"}
-            | about
-            for key, about in _SENSORS.items()
+            key: {"platform": "sensor", "name": key, "unique_id": f"{unique}_{key}", **more}
+            | {"value_template": f"{{{{ value_json.{key} }}}}"}
+            for key, more in _SENSORS.items()
         }
-        described = {
-            "device": {"identifiers": [unique], "manufacturer": "Hushfleet", "name": f"{self._device} listens"},
-            "origin": {"name": "Hushfleet", "sw_version": __version__},
-            "state_topic": self._states,
-            "availability_topic": self._available,
-            "components": sensors,
-        }
-        return f"homeassistant/device/{unique}/config", _encoded(described)
+        return description(unique, about, sensors, states=self._states, availability=self._available)
 
     def __exit__(self, *_: object) -> None:
         with suppress(LinkLost):
             self._link.publish(self._available, OFFLINE, retain=True)
         self._link.close()
-
-
-def _encoded(plain: Any) -> bytes:
-    return json.dumps(plain, allow_nan=False, ensure_ascii=False).encode()

@@ -27,7 +27,6 @@ SILENT_S = 10.0
 """A recorder that has given nothing for this time is started again."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 _READ_BYTES = 1 << 14
-_KEPT_WORDS = 500  # of what a recorder has complained about
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -46,78 +45,50 @@ def of_pipe(stop: threading.Event) -> SoundSource:
 
 
 def of_microphone(
-    device: str,
-    sample_rate: int,
-    stop: threading.Event,
-    *,
-    clock: Callable[[], float] = time.monotonic,
+    device: str, sample_rate: int, stop: threading.Event, *, clock: Callable[[], float] = time.monotonic
 ) -> SoundSource:
     """Yields what `arecord` records, and starts it again, after growing pauses, if it ends. Raises `BadInput`.
 
-    That it ended is logged once, until it has recorded for longer than the longest pause.
+    That it ended is logged once, with its own words, until it has recorded for longer than the longest pause.
 
     :param device: ALSA's name of the microphone.
     """
     command = ["arecord", "-q", "-D", device, "-f", "S16_LE", "-c", "1", "-r", str(sample_rate), "-t", "raw"]
     pause, said = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, now=clock()), False
     while not stop.is_set():
-        began, words = clock(), bytearray()
+        began, words = clock(), subprocess.DEVNULL if said else None
         try:  # its own session: Ctrl-C ends it only through us
-            recorder = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
+            recorder = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=words, start_new_session=True)
         except OSError as error:
             raise BadInput(f"arecord cannot be started ({error.strerror}): sudo apt install alsa-utils") from error
+        assert recorder.stdout is not None
         try:
-            assert recorder.stdout is not None
-            assert recorder.stderr is not None
-            yield from _frames(recorder.stdout.fileno(), stop, (recorder.stderr.fileno(), words), patience_s=SILENT_S)
+            yield from _frames(recorder.stdout.fileno(), stop, patience_s=SILENT_S)
         finally:
             recorder.kill()
-            words += recorder.communicate()[1]
+            recorder.communicate()
         now = clock()
         if now - began > LONGEST_PAUSE_S:
             pause.reset(now)
             said = False
-        if stop.is_set():
-            return
-        if not said:
-            told = words.decode(errors="replace").strip() or "arecord gives no more sound"
-            _log.warning("the microphone %r has stopped: %s; it is tried again", device, told)
+        if not (said or stop.is_set()):
+            _log.warning("the microphone %r gives no more sound; it is tried again", device)
         said = True
         pause.tried(now)
         stop.wait(pause.due_at - now)
         yield None
 
 
-def _frames(
-    stream: int,
-    stop: threading.Event,
-    complaints: tuple[int, bytearray] | None = None,
-    *,
-    patience_s: float = float("inf"),
-) -> Iterator[Pcm]:
-    """Yields frames until the stream ends, is silent for too long, or there is a stop.
-
-    :param complaints: another stream, and what receives its last bytes.
-    """
-    open_streams, rest, waited = {stream} | ({complaints[0]} if complaints else set()), b"", 0.0
+def _frames(stream: int, stop: threading.Event, *, patience_s: float = float("inf")) -> Iterator[Pcm]:
+    """Yields frames until the stream ends, is silent for too long, or there is a stop."""
+    rest, waited = b"", 0.0
     while not stop.is_set() and waited < patience_s:
-        ready = select.select(open_streams, (), (), LOOK_S)[0]
-        waited = 0.0 if stream in ready else waited + LOOK_S
-        for each in ready:
-            found = os.read(each, _READ_BYTES)
-            if each != stream and complaints:
-                complaints[1][:] = (complaints[1] + found)[-_KEPT_WORDS:]
-                open_streams -= set() if found else {each}
-            elif not found:
-                return
-            else:
-                found = rest + found
-                whole = len(found) & ~1
-                rest = found[whole:]
-                yield np.frombuffer(found[:whole], "<i2").astype(np.int16, copy=False)
+        if not select.select((stream,), (), (), LOOK_S)[0]:
+            waited += LOOK_S
+            continue
+        if not (found := os.read(stream, _READ_BYTES)):
+            return
+        found, waited = rest + found, 0.0
+        whole = len(found) & ~1
+        rest = found[whole:]
+        yield np.frombuffer(found[:whole], "<i2").astype(np.int16, copy=False)

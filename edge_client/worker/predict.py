@@ -14,10 +14,12 @@ from hushfleet.data.samples import Samples, inputs_of
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.personalized_model import PersonalizedModel, no_model_of, personalized_model
 from hushfleet.errors import BadInput
+from hushfleet.learning.evaluation import LogitsOf
 from hushfleet.learning.graph_features import FeatureGraph, check_features
 from hushfleet.learning.graph_safety import check_graph
 from hushfleet.learning.graph_session import InferenceGraph
 from hushfleet.learning.graph_shapes import check_cost
+from hushfleet.learning.personalized_head import own_logits
 from hushfleet.wire.format.spec import MAX_GRAPH_BYTES, ModelSpec, TaskSpec
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 else:
     sound = at_need("hushfleet.data.sound")
 
-LoadedGraphs = tuple[InferenceGraph, FeatureGraph | None]
+LoadedGraphs = tuple[LogitsOf, FeatureGraph | None]
 
 
 class Prediction(NamedTuple):
@@ -102,18 +104,20 @@ def graphs_of(store: DeviceStore, spec: TaskSpec, *, stay: bool = False) -> Load
     :param stay: whether the feature graph stays loaded after its first use.
     """
     model = spec.model
-    graph = store.blob(model.inference.digest)
-    if graph is None:
-        raise no_model_of(spec)
-    check_cost(check_graph(graph, max_bytes=MAX_GRAPH_BYTES), batch=1)
+    logits_of: LogitsOf = own_logits  # of a linear model, which needs no graph
+    if not model.is_linear:
+        graph = store.blob(model.inference.digest)
+        if graph is None:
+            raise no_model_of(spec)
+        check_cost(check_graph(graph, max_bytes=MAX_GRAPH_BYTES), batch=1)
+        logits_of = InferenceGraph(graph, model.layout)
     if model.features is None:
-        return InferenceGraph(graph, model.layout), None
+        return logits_of, None
     made = store.blob(model.features.graph.digest)
     if made is None:
         raise BadInput(f"this device lacks features of the task {spec.task}: it has to take part in one round first")
     check_features(made, model.features)
-    features = FeatureGraph(lambda: made, model.features, input_shape=model.input_shape, stays=stay)
-    return InferenceGraph(graph, model.layout), features
+    return logits_of, FeatureGraph(lambda: made, model.features, input_shape=model.input_shape, stays=stay)
 
 
 def samples_of(model: ModelSpec, values: np.ndarray) -> Samples:

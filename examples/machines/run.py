@@ -1,4 +1,4 @@
-"""Makes the data, trains, and prints the AUROC of each device. `python run.py round.rounds=5` changes a key."""
+"""Makes the data, sums, and prints what each device's alarms are worth. `run.py privacy.epsilon=8` changes a key."""
 
 import sys
 from pathlib import Path
@@ -11,5 +11,5 @@ if __name__ == "__main__":
     here = Path(__file__).parent
     make_data.make(here / "machines.npz")
     run = hf.simulate(hf.task(here / "task.toml", dict(each.split("=", 1) for each in sys.argv[1:])))
-    print(run.devices[["auroc_own_local", "auroc_alone_local"]].round(3))
+    print(run.devices[["auroc_own_local", "detected_own_local", "false_alarms_own_local"]].round(3))
     print(run.report())

@@ -175,7 +175,8 @@ class FeatureSamples:
             raise GraphRefused("the graph makes features that are not finite numbers")
         (places,) = np.nonzero(~fits)
         skipped += (f"sample {place}: it has no finite features" for place in places)
-        return cls.of(features[fits], samples.take(np.flatnonzero(fits)), given, None)
+        kept = samples.take(np.flatnonzero(fits))
+        return cls(features[fits], kept.labels, kept.targets, given, kept.clips)
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -103,7 +103,8 @@ class FeatureGraph:
         if session is None:
             session = open_session(self._graph(), threads=self._threads, fold=False)  # weights in bytes stay in bytes
             self._loaded()
-        self._session = session if self._stays else None
+        if self._stays:
+            self._session, self._graph = session, bytes  # the file is not read again
         with doing("features of images", total=len(samples)) as work:
             for place in range(len(samples)):
                 if not place % _BLOCK:  # sound may still be in its files

@@ -196,7 +196,7 @@ class Sgd:
         from hushfleet.data.samples import FeatureSamples
 
         x = samples.x
-        return FeatureSamples(x - x.mean(0), samples.labels, samples.targets)
+        return FeatureSamples(x - x.mean(0), samples.labels, samples.targets, clips=samples.clips)
 
     def teacher(self, context: RoundContext, samples: OwnSamples) -> Teacher | None:
         """Returns the teacher of a distillation; None without one."""

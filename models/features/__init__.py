@@ -25,7 +25,7 @@ from hushfleet.models.features.backbone import FeatureExtractor
 from hushfleet.models.features.filters import Filters
 from hushfleet.models.features.hidden import hidden_graph
 from hushfleet.models.features.log_mel import LogMel
-from hushfleet.models.features.public import drawn_like, projection
+from hushfleet.models.features.public import PublicDirections
 from hushfleet.models.features.scattering import Scattering
 from hushfleet.models.features.speech import Speech
 from hushfleet.models.features.unit_norm import UnitNorm
@@ -45,8 +45,8 @@ else:  # with PyTorch, which takes seconds to import, and kept features need non
     checks = at_need("hushfleet.models.checks")
 
 _PACKAGES = ("torch", "onnx", "onnxruntime", "numpy")
-_CODE = ("../onnx_nodes", "filters", "hidden", "log_mel", "pretrained", "scattering", "speech", "synthetic")
-_CODE += ("unit_norm", "whitening")
+_CODE = "../onnx_nodes filters hidden log_mel pretrained scattering "
+_CODE += "speech synthetic unit_norm whitening"
 
 RawFeatures = Filters | Scattering | Speech
 """Features before whitening: the same function in PyTorch and as ONNX nodes, and the images to fit the whitening."""
@@ -165,7 +165,7 @@ def get_features(
 
     :param directions: how many leading principal components a shared head takes, scaled to norm 1 by
         themselves; None, or the number of all of them: all features.
-    :param public: samples that determine these directions, in place of the features' own order.
+    :param public: samples that determine these directions and the features' mean, in place of the features' own order.
     :param weights: the file of a package's network; None: the package's own download folder.
     :param standardised: for `unit-norm`: whether the task's mean and deviation scale the values.
     :param sample_rate: Hz, of sound.
@@ -174,9 +174,13 @@ def get_features(
     :raises GraphRefused: a device would refuse the graph, or its results differ from PyTorch's.
     """
     made = find_features(name).make(Asked(name, image_shape, weights, standardised, cache_dir, sample_rate))
-    if public is not None and made.shape is None:
-        white = projection(*(_values(made, each) for each in (public, drawn_like(public))), directions)
-        return _checked(_with_shared(made, white.add, white.count), f"model.features = {name!r} with model.public")
+    if public is not None:
+        if made.shape is not None:
+            raise BadInput(f"model.features = {name!r} keeps the form of a sample: leave model.public out")
+        found = PublicDirections.of(_values(made, public))
+        white = found.projection(directions)
+        with_public = _extended(made, partial(found.add, white=white), white.count, made.count + 1)
+        return _checked(with_public, f"model.features = {name!r} with model.public")
     if directions is None or (made.has_order and directions >= made.count - 1):
         return _checked(made, f"model.features = {name!r}")
     if not made.has_order:
@@ -187,19 +191,19 @@ def get_features(
             f"classes, with nothing but a softmax or a sigmoid behind it; export the network with it, or {cure}"
         )
     leading = partial(whitening.add_leading, directions=directions)
-    both = _with_shared(made, leading, directions + 1)
+    both = _extended(made, leading, directions + 1, made.count)
     return _checked(both, f"model.features = {name!r} with model.directions = {directions}")
 
 
-def _with_shared(made: FeatureExtractor, add: Callable[[Graph, str], str], shared: int) -> FeatureExtractor:
-    graph = whitening.with_leading(made.graph, add, shared, made.image_shape, made.count)
-    return replace(made, graph=graph, count=shared + made.count, shared=shared)
+def _extended(made: FeatureExtractor, add: Callable[[Graph, str], str], shared: int, own: int) -> FeatureExtractor:
+    graph = whitening.extended(made.graph, add, made.image_shape, shared + own)
+    return replace(made, graph=graph, count=shared + own, shared=shared)
 
 
 def _values(made: FeatureExtractor, samples: Samples) -> np.ndarray:
     session = open_session(made.graph)
     parts = [samples.take(slice(first, first + _BATCH)).x for first in range(0, len(samples), _BATCH)]
-    return np.concatenate([np.empty((0, made.count)), *(session.run(["features"], {"x": x})[0] for x in parts)])
+    return np.concatenate([session.run(["features"], {"x": x})[0] for x in parts])
 
 
 def hidden_features(model: Model, params: np.ndarray, *, cache_dir: Path | None = None) -> FeatureExtractor:
@@ -270,5 +274,5 @@ def _compared(
 def _content_key(key: str) -> str:
     """Returns the hex digest of everything that determines the graph: `key`, the code and the package versions."""
     parts = [f"{package} {version(package)}" for package in _PACKAGES]
-    parts += [(Path(__file__).parent / f"{name}.py").read_text("utf-8") for name in _CODE]
+    parts += [(Path(__file__).parent / f"{name}.py").read_text("utf-8") for name in _CODE.split()]
     return hashlib.sha256("\0".join([*parts, key]).encode()).hexdigest()[:32]

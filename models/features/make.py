@@ -130,21 +130,8 @@ def make(
     del model.graph.value_info[:]
     drop_unused_operator_sets(model)
     _refuse([node for node in model.graph.node if node.domain not in ("", "ai.onnx")])
-    inputs = open_inputs(model.graph)
-    if len(inputs) != 1 or not model.graph.output:
-        raise BadInput(f"the network has {len(inputs)} inputs; it must take images alone")
-    del model.graph.input[:]
-    model.graph.input.extend(inputs)
-    head = None if cut else classifier.find(model.graph, least=1)
-    result = cut or (head.given if head else model.graph.output[0].name)
-    names = [name for node in model.graph.node for name in node.output]
-    if result not in names:
-        close = ", ".join(difflib.get_close_matches(result, names, 4, 0.3) or names[-4:])
-        raise BadInput(f"--cut {result}: the network has no tensor of that name; it has {close}")
-    classifier.cut(model.graph, result)
-    del model.graph.output[:]
-    model.graph.output.append(helper.make_tensor_value_info(result, TensorProto.FLOAT, None))
-    tried = [network_shape] if network_shape else _candidates(inputs[0])
+    result, head = _cut(model.graph, cut)
+    tried = [network_shape] if network_shape else _candidates(model.graph.input[0])
     for place, shape in enumerate(tried):
         try:
             body, sizes = _fixed(model, shape, result)
@@ -172,6 +159,25 @@ def make(
     return Made(graph.appended_to(body, "", last, image_shape, count), image_shape, tuple(notes))
 
 
+def _cut(graph: onnx.GraphProto, cut: str | None) -> tuple[str, classifier.Classifier | None]:
+    """Ends the graph, in place, with the features; returns their name, and the classifier that takes them."""
+    inputs = open_inputs(graph)
+    if len(inputs) != 1 or not graph.output:
+        raise BadInput(f"the network has {len(inputs)} inputs; it must take images alone")
+    del graph.input[:]
+    graph.input.extend(inputs)
+    head = None if cut else classifier.find(graph, least=1)
+    result = cut or (head.given if head else graph.output[0].name)
+    names = [name for node in graph.node for name in node.output]
+    if result not in names:
+        close = ", ".join(difflib.get_close_matches(result, names, 4, 0.3) or names[-4:])
+        raise BadInput(f"--cut {result}: the network has no tensor of that name; it has {close}")
+    classifier.cut(graph, result)
+    del graph.output[:]
+    graph.output.append(helper.make_tensor_value_info(result, TensorProto.FLOAT, None))
+    return result, head
+
+
 def _candidates(given: onnx.ValueInfoProto) -> list[Shape]:
     """Returns shapes (C, H, W) that the input may have."""
     sizes = [max(0, size.dim_value) for size in given.type.tensor_type.shape.dim][1:]
@@ -187,18 +193,12 @@ def _fixed(model: onnx.ModelProto, shape: Shape, result: str) -> tuple[onnx.Mode
     fixed = onnx.ModelProto()
     fixed.CopyFrom(model)
     given = fixed.graph.input[0].type.tensor_type.shape.dim
-    sizes: list[int | str] = [
-        "batch",
-        *(shape if len(given) == 4 else (shape[0], math.prod(shape[1:]))[3 - len(given) :]),
-    ]
-    for size, wanted in zip(given, sizes, strict=True):
-        if size.dim_value > 0 and isinstance(wanted, int) and size.dim_value != wanted:
+    sizes = list(shape if len(given) == 4 else (shape[0], math.prod(shape[1:]))[3 - len(given) :])
+    given[0].dim_param = "batch"
+    for size, wanted in zip(given[1:], sizes, strict=True):
+        if size.dim_value > 0 and size.dim_value != wanted:
             raise BadInput(f"the network takes a size of {size.dim_value} where --input-shape has {wanted}")
-        size.CopyFrom(
-            onnx.TensorShapeProto.Dimension(dim_param=wanted)
-            if isinstance(wanted, str)
-            else onnx.TensorShapeProto.Dimension(dim_value=wanted)
-        )
+        size.dim_value = wanted
     what = f"as a network for images of {' x '.join(map(str, shape))} (--input-shape)"
     try:
         if fixed.opset_import[0].version < OPSET:
@@ -216,26 +216,28 @@ def _fixed(model: onnx.ModelProto, shape: Shape, result: str) -> tuple[onnx.Mode
         raise BadInput(f"{error}; --cut a tensor before it, or give another --input-shape") from error
     if isinstance(batch, int) or not all(isinstance(size, int) for size in found):
         raise BadInput(f"{result!r} has the sizes {[batch, *found]}, not one row an image; --cut another tensor")
-    _compare(model, folded, [size for size in sizes if isinstance(size, int)])
+    _compare(model, folded, sizes)
     return folded, [int(str(size)) for size in found]
 
 
 def _folded(model: onnx.ModelProto) -> onnx.ModelProto:
     """Returns the graph with constants folded and what is idle removed, in the standard's operators."""
     with tempfile.TemporaryDirectory() as folder:
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        options.optimized_model_filepath = f"{folder}/folded.onnx"
-        options.log_severity_level = 3
-        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        return onnx.load(options.optimized_model_filepath)
+        _session(model, optimized_model_filepath=f"{folder}/folded.onnx")
+        return onnx.load(f"{folder}/folded.onnx")
+
+
+def _session(model: onnx.ModelProto, **settings: str) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.log_severity_level = 3
+    for name, value in settings.items():
+        setattr(options, name, value)
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def _run(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    result: np.ndarray = session.run(None, {model.graph.input[0].name: x})[0]
+    result: np.ndarray = _session(model).run(None, {model.graph.input[0].name: x})[0]
     return result
 
 
@@ -258,8 +260,6 @@ def _refuse(nodes: Sequence[onnx.NodeProto]) -> None:
 
 def _replace_resize(model: onnx.ModelProto) -> None:
     """Puts two products with matrices in place of each `Resize` of images, which is linear along each side."""
-    if not any(node.op_type == "Resize" for node in model.graph.node):
-        return
     known = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
     values = [*known.value_info, *known.input, *known.output]
     sides = {each.name: [n.dim_value for n in each.type.tensor_type.shape.dim[2:]] for each in values}
@@ -269,14 +269,13 @@ def _replace_resize(model: onnx.ModelProto) -> None:
         if node.op_type != "Resize" or len(before) != 2 or not all(before + after):
             nodes.append(node)
             continue
-        for name, *ends, order in zip(("rows", "columns"), before, after, (1, -1), strict=True):
-            own = {each.name: helper.get_attribute_value(each) for each in node.attribute if each.name != "axes"}
-            matrix = resizing(*ends, **own)
-            constant = numpy_helper.from_array(matrix if order == 1 else matrix.T.copy(), f"{node.output[0]}.{name}")
-            model.graph.initializer.append(constant)
-            middle = f"{node.output[0]}.tall"
-            pair = [constant.name, node.input[0]] if order == 1 else [middle, constant.name]
-            nodes.append(helper.make_node("MatMul", pair, [middle if order == 1 else node.output[0]], name=node.name))
+        own = {each.name: helper.get_attribute_value(each) for each in node.attribute if each.name != "axes"}
+        rows, columns = (resizing(*ends, **own) for ends in zip(before, after, strict=True))
+        middle, *names = (f"{node.output[0]}.{name}" for name in ("tall", "rows", "columns"))
+        for name, matrix in zip(names, (rows, columns.T.copy()), strict=True):
+            model.graph.initializer.append(numpy_helper.from_array(matrix, name))
+        nodes.append(helper.make_node("MatMul", [names[0], node.input[0]], [middle]))
+        nodes.append(helper.make_node("MatMul", [middle, names[1]], node.output))
     del model.graph.node[:]
     model.graph.node.extend(nodes)
 

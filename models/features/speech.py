@@ -5,7 +5,7 @@ gives 96 values. Here they are one graph for boards. The embedding pads no frame
 8, so it is computed once over all frames; this gives the values of windows of 76 frames, 8 apart.
 
 The embedding was trained on a stream, and describes the end of its window. So the first frame is repeated before the
-sound, and a window ends with every eighth frame. Without it, what a segment begins with was not heard: measured on 12
+sound, and a window ends with every eighth frame. Without it, what a segment begins with was not heard: simulated on 12
 words, 100 boards of 20 segments, epsilon 2, the shared head got 54 % of new speakers' words right, and 82 % with it.
 """
 

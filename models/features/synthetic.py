@@ -83,6 +83,9 @@ def _phone(size: int, rate: int, pitch: float, tract: float, rng: np.random.Gene
     :param tract: the factor of all formants.
     """
     ramp, hertz = np.linspace(0, 1, size), np.fft.rfftfreq(size, 1 / rate)
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    widths: tuple[int, ...]
     if pitch:
         source = np.diff(np.floor(np.cumsum(pitch * (1 + rng.uniform(-0.2, 0.2) * ramp)) / rate), prepend=0)
         low, high, widths, tilt = (250, 800, 2200, 3700), (900, 2500, 3300, 3701), (60, 90, 150, 200), 1 + hertz / 800

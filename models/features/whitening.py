@@ -103,24 +103,21 @@ def unit_with_bias(features: Tensor) -> Tensor:
     return F.pad(unit(features), (0, 1), value=BIAS)
 
 
-def with_leading(
-    made: bytes, add: Callable[[Graph, str], str], shared: int, image_shape: tuple[int, int, int], count: int
-) -> bytes:
-    """Extends the graph `made`, whose features have norm 1 and a bias: before them come those of a shared head:
-    `[batch, shared + count]`.
+def extended(made: bytes, add: Callable[[Graph, str], str], image_shape: tuple[int, int, int], count: int) -> bytes:
+    """Returns the graph `made` with nodes behind it.
 
-    :param add: adds the nodes that make them, `[batch, shared]`, of all features, and returns the name of their result.
+    :param add: adds nodes behind its features, and returns the name of their result, `[batch, count]`.
     """
     ends, model = Graph(), onnx.load_from_string(made)
     model = onnx.compose.add_prefix(model, "whole.", rename_inputs=False)
-    both = ends.node("Concat", add(ends, "whole.features"), "whole.features", axis=1)
-    return ends.appended_to(model, "x", both, image_shape, shared + count)
+    return ends.appended_to(model, "x", add(ends, "whole.features"), image_shape, count)
 
 
 def add_leading(graph: Graph, features: str, directions: int) -> str:
-    """Adds the first `directions` of `features [b, F]`, again with norm 1 and a bias."""
+    """Adds the first `directions` of `features [b, F]`, again with norm 1 and a bias, and behind them all features."""
     bounds = (graph.constant(np.array([each])) for each in (0, directions, 1))
-    return add_unit_with_bias(graph, graph.node("Slice", features, *bounds))
+    leading = add_unit_with_bias(graph, graph.node("Slice", features, *bounds))
+    return graph.node("Concat", leading, features, axis=1)
 
 
 def add_unit(graph: Graph, features: str, *, least: float = LEAST_NORM) -> str:

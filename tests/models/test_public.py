@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.data.samples import Samples
+from hushfleet.errors import BadInput
 from hushfleet.learning.graph_session import open_session
-from hushfleet.models.features import get_features, public, synthetic
+from hushfleet.models.features import get_features
+from hushfleet.models.features.public import PublicDirections
 from hushfleet.models.features.whitening import BIAS
 
 
@@ -21,48 +23,31 @@ def samples_of(images: np.ndarray) -> Samples:
     return Samples(images, np.zeros(len(images), np.int64), (0.0,) * channels, (1.0,) * channels)
 
 
-def oracle(u: np.ndarray, drawn: np.ndarray, kept: int) -> tuple[np.ndarray, np.ndarray]:
+def oracle(u: np.ndarray, kept: int) -> tuple[np.ndarray, np.ndarray]:
     """The mean and the directions by the whole covariance, float64 `[F]` and `[F, kept]`."""
-    covariance = np.cov(u.T, bias=True)
-    if len(drawn):
-        covariance = (len(u) * covariance + 50 * np.cov(drawn.T, bias=True)) / (len(u) + 50)
-    return u.mean(0), np.linalg.eigh(covariance)[1][:, ::-1][:, :kept]
+    return u.mean(0), np.linalg.eigh(np.cov(u.T))[1][:, ::-1][:, :kept]
 
 
 @settings(max_examples=25, deadline=None)
-@given(
-    count=st.integers(8, 40), values=st.integers(3, 30), drawn=st.sampled_from([0, 20, 60]), seed=st.integers(0, 999)
-)
-def test_directions_are_those_of_the_covariance(count: int, values: int, drawn: int, seed: int) -> None:
+@given(count=st.integers(8, 40), values=st.integers(3, 30), seed=st.integers(0, 999))
+def test_directions_are_those_of_the_covariance(count: int, values: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     scales = 0.7 ** np.arange(values)  # so that no two directions are alike
-    u, other = (rng.standard_normal((n, values)) * scales + 1 for n in (count, drawn))
+    u = rng.standard_normal((count, values)) * scales + 1
     kept = min(count - 1, values, 4)
-    white = public.projection(u, other, kept)
-    mean, directions = oracle(u, other, kept)
+    made = PublicDirections.of(u)
+    white, (mean, directions) = made.projection(kept), oracle(u, kept)
     found = white.matrix * white.scale.astype(np.float64)
-    signs = np.sign((found * directions).sum(0))
-    np.testing.assert_allclose(found * signs, directions, atol=0.01)  # rounded to bytes
-    np.testing.assert_allclose(white.offset, -(mean @ found), atol=1e-5)
+    signs = np.sign((found[:-1] * directions).sum(0))
+    np.testing.assert_allclose(found[:-1] * signs, directions, atol=0.01)  # rounded to bytes
+    np.testing.assert_allclose(made.mean, mean, atol=1e-6)
+    assert not found[-1].any()
+    assert not white.offset.any()
 
 
 def test_there_are_no_more_directions_than_samples_show() -> None:
     u = np.random.default_rng(0).standard_normal((10, 30))
-    assert len(public.projection(u, u[:0], None).scale) == len(public.projection(u, u[:0], 64).scale) == 9
-
-
-@pytest.mark.parametrize(
-    ("shape", "count", "drawn"),
-    [((1, 8, 8), 299, 300), ((3, 8, 8), 20, 300), ((1, 8, 8), 300, 0), ((64, 1, 1), 20, 0), ((1, 1, 64), 20, 0)],
-)
-def test_few_images_and_no_other_samples_have_synthetic_ones_beside_them(
-    shape: tuple[int, int, int], count: int, drawn: int
-) -> None:
-    rng = np.random.default_rng(0)
-    made = public.drawn_like(samples_of(rng.integers(0, 256, (count, *shape), np.uint8)))
-    assert made.images.shape == (drawn, *shape)
-    if drawn:
-        np.testing.assert_array_equal(made.x, synthetic.mixed(300, shape).astype(np.float32))
+    assert len(PublicDirections.of(u).projection(None).scale) == len(PublicDirections.of(u).projection(64).scale) == 9
 
 
 @pytest.mark.parametrize(("name", "shape"), [("filters", (1, 8, 8)), ("unit-norm", (40, 1, 1))])
@@ -73,7 +58,7 @@ def test_the_graph_of_a_board_computes_them_before_all_others(
     given = samples_of((rng.random((60, *shape)) ** 3).astype(np.float32))
     whole = get_features(name, shape, cache_dir=tmp_path)
     made = get_features(name, shape, directions=16, public=given, cache_dir=tmp_path)
-    assert (made.shared, made.count) == (17, 17 + whole.count)
+    assert (made.shared, made.count) == (17, 17 + whole.count + 1)
     x = rng.random((5, *shape), np.float32)
 
     def run(graph: bytes, x: np.ndarray) -> np.ndarray:
@@ -81,12 +66,20 @@ def test_the_graph_of_a_board_computes_them_before_all_others(
         return features
 
     every, found = run(whole.graph, x), run(made.graph, x)
-    np.testing.assert_array_equal(found[:, 17:], every)
-    mean, directions = oracle(run(whole.graph, given.x), run(whole.graph, public.drawn_like(given).x), 16)
+    mean, directions = oracle(run(whole.graph, given.x), 16)
+    own = (every - mean) / np.linalg.norm(every - mean, axis=1, keepdims=True)
+    np.testing.assert_allclose(found[:, 17:-1], own, atol=1e-5)
+    np.testing.assert_allclose(PublicDirections.of(run(whole.graph, given.x)).own(every), found[:, 17:], atol=1e-5)
     rows = (every - mean) @ directions
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     signs = np.sign((rows * found[:, :16]).sum(0))
     np.testing.assert_allclose(found[:, :16] * signs, rows, atol=0.03)  # the matrix is rounded to bytes
-    np.testing.assert_allclose(found[:, 16], BIAS)
+    np.testing.assert_allclose(found[:, [16, -1]], BIAS)
     known = {node.op_type for node in onnx.load_from_string(get_features("filters", (1, 6, 6)).graph).graph.node}
-    assert {node.op_type for node in onnx.load_from_string(made.graph).graph.node} <= known  # of version 0.3
+    assert {node.op_type for node in onnx.load_from_string(made.graph).graph.node} <= known  # of 0.3
+
+
+def test_features_that_keep_the_form_of_a_sample_have_no_directions() -> None:
+    public = samples_of(np.zeros((20, 1, 1, 8000), np.float32))
+    with pytest.raises(BadInput, match=r"keeps the form of a sample: leave model\.public out"):
+        get_features("sound:log-mel", (1, 1, 8000), public=public)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 import wave
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,9 +107,13 @@ def give_model(config: DeviceConfig, package: Package) -> None:
 
 
 @pytest.fixture
-def device_toml(tmp_path: Path) -> Path:
-    """Of a board with an inbox and two class folders, whose client has not run yet; tests add to the file."""
+def device_toml(tmp_path: Path) -> Iterator[Path]:
+    """Of a board with an inbox and two class folders, whose client has not run yet; tests add to the file.
+
+    The signals that a command takes in this process are given back.
+    """
     file = tmp_path / "device.toml"
+    taken = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     for name in ("inbox", "sounds/tone", "sounds/buzz"):
         (tmp_path / name).mkdir(parents=True)
     file.write_text(
@@ -128,7 +133,9 @@ def device_toml(tmp_path: Path) -> Path:
         [listen]
         """
     )
-    return file
+    yield file
+    for number, handler in taken.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

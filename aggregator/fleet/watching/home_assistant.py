@@ -1,9 +1,8 @@
 """Publishes the figures of `/metrics` for Home Assistant by its MQTT discovery; this part is off by default.
 
-Fleet and boards are devices of Home Assistant. Each is described by one retained message, a device discovery payload
-(https://www.home-assistant.io/integrations/mqtt/#device-discovery-payload), and its figures are one JSON object on a
-topic of its own. All are published when they change, and again once a minute, because Mosquitto keeps no retained
-messages over a restart.
+Fleet and boards are devices of Home Assistant. Each is described by one retained message, and its figures are one JSON
+object on a topic of its own. All are published when they change, and again once a minute, because Mosquitto keeps no
+retained messages over a restart.
 """
 
 from __future__ import annotations
@@ -20,12 +19,10 @@ from hushfleet.aggregator.fleet.service import Service, ServicePart
 from hushfleet.aggregator.fleet.view import FleetView
 from hushfleet.aggregator.fleet.watching.metrics import METRICS
 from hushfleet.errors import LinkLost
-from hushfleet.version import __version__
+from hushfleet.wire.link.discovery import CONFIGS, OFFLINE, ONLINE, description, encoded
 from hushfleet.wire.link.interface import Will
 
-CONFIGS = "homeassistant/device"
 STATES = "hushfleet-home"
-ONLINE, OFFLINE = b"online", b"offline"
 EVERY_S = 10.0
 AGAIN_S = 60.0
 UNITS: dict[str, dict[str, str]] = {
@@ -85,7 +82,7 @@ class HomeAssistant(ServicePart):
         gone = {key: {"platform": was[key]["platform"]} for key in was.keys() - described["components"].keys()}
         if gone:
             described["components"] |= gone
-            service.send(topic, _encoded(described), retain=True)
+            service.send(topic, encoded(described), retain=True)
 
     def end(self, service: Service) -> None:
         with suppress(LinkLost):
@@ -132,20 +129,9 @@ def _device(
 
     :param states: the topic of the figures.
     """
-    described = {
-        "device": {
-            "identifiers": [unique],
-            "manufacturer": "Hushfleet",
-            **{name: text for name, text in about.items() if text},
-        },
-        "origin": {"name": "Hushfleet", "sw_version": __version__},
-        "state_topic": states,
-        "availability_topic": availability(federation),
-        "qos": 1,
-        "components": {figure.key: _component(figure, f"{unique}_{figure.key}") for figure in figures},
-    }
-    config = f"{CONFIGS}/{re.sub('[^a-zA-Z0-9_-]', '_', unique)}/config"
-    return {config: _encoded(described), states: _encoded({figure.key: _format_figure(figure) for figure in figures})}
+    components = {figure.key: _component(figure, f"{unique}_{figure.key}") for figure in figures}
+    topic, described = description(unique, about, components, states=states, availability=availability(federation))
+    return {topic: described, states: encoded({figure.key: _format_figure(figure) for figure in figures})}
 
 
 def _component(figure: _Figure, unique: str) -> dict[str, str]:
@@ -181,7 +167,3 @@ def _format_figure(figure: _Figure) -> Any:
     if METRICS[metric].binary:
         return int(value)
     return round(100 * value, 1) if metric.endswith("_ratio") else value
-
-
-def _encoded(plain: Any) -> bytes:
-    return json.dumps(plain, allow_nan=False, ensure_ascii=False).encode()

@@ -115,7 +115,7 @@ def _test_shared(jobs: Sequence[_Job]) -> list[_Chosen]:
         part = run.local_indices(job.device)
         local = run.local_test(job.device) if part is None else part
         tested = evaluations(run.own_inference(job.device), params, run.common_test, local, run.metrics)
-        rates = {**tested["local"].metrics, **run.alarms(job.device, params)}
+        rates = {**run.alarms(job.device, params), **tested["local"].metrics}
         tested["local"] = tested["local"]._replace(metrics=rates)
         lines.append(_Chosen(None, {"round": job.round, **tested_fields(tested)}))
     return lines

@@ -24,7 +24,7 @@ from hushfleet.errors import BadInput, GraphRefused
 from hushfleet.learning.graph_session import open_session
 from hushfleet.methods.hush_rule import signal
 from hushfleet.models.features import get_features
-from hushfleet.models.features.public import ENOUGH, drawn_like
+from hushfleet.models.features.public import PublicDirections
 from hushfleet.progress import doing
 from hushfleet.simulator.studies.plan.simulated import Dealt, Figures, Images, SimulatedFleet, deal, over_seeds
 
@@ -34,6 +34,7 @@ TIMES = (0.25, 0.5, 1.0, 2.0, 4.0)
 MOST_TRAIN, MOST_TEST, TEST_SHARE = 6000, 1000, 0.25
 TIMED = 50  # images whose features are computed one by one, which tells what a board needs
 LEAST_DEVICES = 8
+MOST_PUBLIC = 300
 _CHOICE_SEED = 0
 
 
@@ -144,30 +145,38 @@ def public_gain(asked: Question, own: OwnImages, session: InferenceSession) -> P
 
     The others are dealt to as many devices as they suffice for, with the same r.
     """
-    count = min(ENOUGH, len(own.train) // 5)
+    count = min(MOST_PUBLIC, len(own.train) // 5)
     held = stratified_choice(own.train.y, count, _rng())
     public, rest = own.train.take(held), own.train.take(np.setdiff1d(np.arange(len(own.train)), held))
     devices = min(asked.devices, len(rest) // asked.images)
     if count < LEAST_PUBLIC or devices < min(LEAST_DEVICES, asked.devices):
         return None
     rest = _some(rest, 2 * devices * asked.images)
-    x, test_x, shown, drawn = (features_of(session, each) for each in (rest, own.test, public, drawn_like(public)))
-    images, found = Images(x, rest.y, test_x, own.test.y), list[tuple[float, float]]()
-    r = signal(devices=asked.counted, epsilon=asked.epsilon, delta=asked.delta)
+    x, test_x, shown = (features_of(session, each) for each in (rest, own.test, public))
+    known, test_y = PublicDirections.of(shown), own.test.y
+    plain = Images(x, rest.y, test_x, test_y)
+    ways: tuple[tuple[Images, PublicDirections | None], ...] = (
+        (plain, None),
+        (Images(known.own(x), rest.y, known.own(test_x), test_y), known),
+    )
+    r, found = signal(devices=asked.counted, epsilon=asked.epsilon, delta=asked.delta), list[list[float]]()
     with doing("simulating devices with public samples", total=len(SEEDS)) as work:
         for seed in SEEDS:
-            dealt = deal(images, devices=devices, each=asked.images, seed=seed, alpha=asked.alpha)
-            without, given = (SimulatedFleet(images, dealt, seed, asked.have_order, p) for p in (None, (shown, drawn)))
-            found.append((without.at(r)["chosen"]["own"], given.at(r)["chosen"]["own"]))
+            dealt = [deal(each, devices=devices, each=asked.images, seed=seed, alpha=asked.alpha) for each, _ in ways]
+            fleets = [
+                SimulatedFleet(images, own_dealt, seed, asked.have_order, by)
+                for (images, by), own_dealt in zip(ways, dealt, strict=True)
+            ]
+            found.append([fleet.at(r)["chosen"]["own"] for fleet in fleets])
             work.count()
-    labelled = SimulatedFleet(images, Dealt(shown[None], public.y[None], np.full((1, own.classes), 1 / own.classes)), 0)
+    labelled = SimulatedFleet(plain, Dealt(shown[None], public.y[None], np.full((1, own.classes), 1 / own.classes)), 0)
     without, given = np.mean(found, axis=0).tolist()
     return PublicGain(count, without, given, labelled.alone["common"])
 
 
 def features_of(session: InferenceSession, samples: Samples, *, batch: int = 32) -> np.ndarray:
     """Returns features float32 `[n, F]` of pixels in [0, 1]. Raises `GraphRefused` if ONNX Runtime fails."""
-    channels, found = len(samples.mean), [np.empty((0, session.get_outputs()[0].shape[1]), np.float32)]
+    channels, found = len(samples.mean), list[np.ndarray]()
     raw = replace(samples, mean=(0.0,) * channels, std=(1.0,) * channels)
     with doing("features of images", total=len(raw)) as work:
         for first in range(0, len(raw), batch):

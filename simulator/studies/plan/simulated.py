@@ -22,7 +22,7 @@ from hushfleet.methods.hush import TailMean
 from hushfleet.methods.hush_rule import steps_at
 from hushfleet.methods.method import Steps
 from hushfleet.methods.server import ClosedRound
-from hushfleet.models.features.public import projection
+from hushfleet.models.features.public import PublicDirections
 from hushfleet.models.features.whitening import BIAS, LEAST_NORM
 from hushfleet.params import PRIOR, WEIGHT, ParamLayout
 from hushfleet.simulator.engines.fast.local_only_on_features import predict_local_only
@@ -157,15 +157,14 @@ class SimulatedFleet:
 
     :param seed: seed of the noise.
     :param have_order: whether the most important features come first, so that only the first ones are sent.
-    :param public: features `[N, F]` of public samples, and of synthetic ones, that determine the directions; None: the
-        features' own order does.
+    :param public: the directions, if public samples determine them: the images have `PublicDirections.own`.
     """
 
     images: Images
     dealt: Dealt
     seed: int
     have_order: bool = True
-    public: tuple[np.ndarray, np.ndarray] | None = None
+    public: PublicDirections | None = None
 
     def _steps(self, signal: float) -> Steps:
         return steps_at(signal, public=self.public is not None)
@@ -235,8 +234,8 @@ class SimulatedFleet:
 
     def _given(self, features: np.ndarray, directions: int) -> np.ndarray:
         if self.public is not None:
-            white = projection(*self.public, directions)
-            return _unit_with_bias(features @ (white.matrix * white.scale) + white.offset)
+            white = self.public.projection(directions)
+            return _unit_with_bias(features @ (white.matrix * white.scale))
         return leading(features, directions) if self.have_order else features
 
     def _with_leading(self, features: np.ndarray, labels: np.ndarray, directions: int) -> FeatureSamples:

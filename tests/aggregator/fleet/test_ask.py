@@ -117,7 +117,7 @@ def test_a_fleet_that_looks_for_anomalies_can_be_asked(tmp_path: Path) -> None:
     made = tmp_path / "question.toml"
     made.write_text(to_toml(asking.statistic_task(folder, StatisticSection("counts"), 1.0).to_plain()))
     spec = prepare(load_task(made), run_id="test").spec
-    assert (spec.model.name, spec.model.targets.loss) == ("autoencoder", "reconstruction")
+    assert (spec.model.name, spec.model.targets.loss) == ("second-moments", "reconstruction")
     assert spec.question is not None
     assert spec.question.kind == "counts"
 

@@ -235,7 +235,7 @@ def test_public_samples_set_the_directions_by_their_own_rule(
     np.savez(tmp_path / "same.npz", train_x=np.concatenate([digits.train.images[:200], digits.test.images[:60]]))
     for path, count in ((image_folder, 260), (tmp_path / "same.npz", 260)):
         made = prepare(public_task(path))
-        assert (made.spec.model.input_shape, made.spec.model.features.count) == ((17, 1, 1), 17 + 65)
+        assert (made.spec.model.input_shape, made.spec.model.features.count) == ((17, 1, 1), 17 + 66)
         assert f"{count} samples without labels determine" in (said := capsys.readouterr().err)
         assert "whoever receives the task can learn from its features about them" in said
     assert parse_task(made.task.to_plain()).model.directions == 16
@@ -262,8 +262,9 @@ def test_public_series_and_vectors_are_normalised_as_the_boards_own(shape: list[
     names = {"class_names": ["a", "b"], "mean": [5.0] * shape[0], "std": [2.0] * shape[0]}
     made = prepare(public_task(tmp_path / "public.npz", name="arrays", input_shape=shape, **names))
     found = made.features.of(Samples((x - 5) / 2, np.zeros(60, np.int64), (0.0,) * shape[0], (1.0,) * shape[0]))
-    whole = found.own.astype(np.float64)
-    assert (found.x.shape[1], whole.shape[1]) == (17, 25)
+    whole = np.concatenate([(x - 5).reshape(60, 24) / 2, np.full((60, 1), 0.3 * 24**0.5)], 1)
+    whole /= np.linalg.norm(whole, axis=1, keepdims=True)
+    assert (found.x.shape[1], found.own.shape[1]) == (17, 26)
     directions = np.linalg.eigh(np.cov(whole.T))[1][:, ::-1][:, :16]
     rows = (whole - whole.mean(0)) @ directions
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
@@ -280,4 +281,4 @@ def test_public_clips_give_the_directions_of_sound(tmp_path: Path) -> None:
         write_clip(tmp_path / f"any-{number % 3}" / f"{number}.wav", pcm, 8000)
     sound = {"sample_rate": 8000, "segment_s": 0.025, "class_names": ["a", "b"]}
     made = prepare(public_task(tmp_path, name="sound", **sound))
-    assert (made.spec.model.input_shape, made.spec.model.features.count) == ((17, 1, 1), 17 + 201)
+    assert (made.spec.model.input_shape, made.spec.model.features.count) == ((17, 1, 1), 17 + 202)

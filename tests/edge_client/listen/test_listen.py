@@ -20,6 +20,7 @@ from hushfleet.edge_client.listen.kept_clips import KeptClips
 from hushfleet.edge_client.listen.listener import SegmentListener
 from hushfleet.edge_client.listen.model_in_use import ModelInUse
 from hushfleet.edge_client.listen.recent_sound import SEGMENTS, RecentSound
+from hushfleet.errors import GraphRefused
 from support.sound_board import LENGTH, RATE, a_clip, a_sound, frames_of, give_model, hearing_task
 
 
@@ -150,6 +151,21 @@ def test_a_newer_model_is_used_without_a_restart(hears, package, hearing) -> Non
     model.look()
     assert model.about == {"task": "later", "model": "global"}
     assert model.predict(a_sound("tone"))[0][0] == "none of these"
+
+
+def test_a_segment_of_which_no_features_can_be_made_ends_nothing(hears, monkeypatch, caplog) -> None:
+    model = ModelInUse(hears)
+
+    def refuses(*_: object) -> None:
+        raise GraphRefused("the graph makes features that are not finite numbers")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("hushfleet.edge_client.listen.model_in_use.outputs_of", refuses)
+        assert [model.predict(a_sound("tone")) for _ in range(3)] == [(), (), ()]
+        patched.setattr("hushfleet.edge_client.listen.model_in_use.outputs_of", lambda *_: np.full((1, 3), np.nan))
+        assert model.predict(a_sound("tone")) == ()
+    assert caplog.text.count("not finite numbers") == 1
+    assert model.predict(a_sound("tone"))[0][0] == "tone"
 
 
 def test_a_gap_is_in_no_segment(hears) -> None:

@@ -16,6 +16,8 @@ from hushfleet.edge_client.__main__ import main
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.errors import BadInput
+from hushfleet.learning.anomaly import Threshold
+from hushfleet.methods.second_moments import GAIN
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
 from hushfleet.objectives import Objective
@@ -29,11 +31,22 @@ SHAPE = (CHANNELS, 1, STEPS)
 @pytest.fixture(scope="session")
 def series(package: Package) -> Package:
     """The model gives back the mean of its two channels in each step, so that it is right where they are equal."""
-    model = get_model("autoencoder", input_shape=SHAPE)
+    alike = np.hstack([np.eye(STEPS)] * CHANNELS)
+    return of_network(package, "autoencoder", alike / CHANNELS, np.zeros(STEPS), alike.T, np.zeros(CHANNELS * STEPS))
+
+
+@pytest.fixture(scope="session")
+def moments(package: Package) -> Package:
+    """The same by second moments, whose leading direction at each frequency is the sum of the channels."""
+    return of_network(package, "second-moments", np.full((STEPS, CHANNELS, CHANNELS), GAIN / CHANNELS))
+
+
+def of_network(package: Package, name: str, *parts: np.ndarray) -> Package:
+    model = get_model(name, input_shape=SHAPE)
     graphs = export_graphs(model, objective=Objective("reconstruction"))
     spec = replace(
         package.spec.model,
-        name="autoencoder",
+        name=name,
         layout=model.layout,
         input_shape=SHAPE,
         class_names=("fault",),
@@ -44,8 +57,6 @@ def series(package: Package) -> Package:
         dropout=(),
         targets=Targets("reconstruction", false_alarms=0.2),
     )
-    alike = np.hstack([np.eye(STEPS)] * CHANNELS)
-    parts = (alike / CHANNELS, np.zeros(STEPS), alike.T, np.zeros(CHANNELS * STEPS))
     initial = np.concatenate([part.ravel() for part in parts]).astype(np.float32)
     blobs = {hashlib.sha256(graph).digest(): graph for graph in (graphs.gradient, graphs.inference)}
     return replace(package, blobs=blobs, initial=initial).with_spec(model=spec)
@@ -106,6 +117,33 @@ def test_a_board_says_how_unusual_a_window_is(
     assert "0.04, by 4 samples of this board; of normal ones at most 20 % lie above it while they vary" in said
     assert main(["status", str(path)]) == 0
     assert "right on 3 of 4 held-out samples" in capsys.readouterr().out  # window 2 is called unusual without a label
+
+
+def test_by_second_moments_a_window_is_unusual_by_its_distance_from_the_own_mean(
+    make_bench: Callable[..., Bench],
+    moments: Package,
+    config: DeviceConfig,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    apart = 3 + np.random.default_rng(0).normal(0, 0.1, WINDOWS)
+    write(tmp_path / "pump.csv", apart.tolist())
+    write(tmp_path / "later.csv", [3.0, 0.0])
+    data = OwnDataSection("csv", str(tmp_path / "pump.csv"))
+    bench = make_bench(package=moments, config=replace(config, data=data, simulation=None))
+    bench.train(1)
+    bench.server.global_params = bench.server.global_params + np.float32(1e-6)
+    final = bench.server.open_round(5, phase="finished").global_digest
+    bench.until(lambda: bench.store.global_digest == final)
+    assert main(["predict", str(device_toml(tmp_path)), str(tmp_path / "later.csv"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    errors = (apart - apart.mean()) ** 2
+    chosen = Threshold.fitted(errors * (WINDOWS / (WINDOWS - 1)) ** 2, 0.2)
+    assert told["threshold"] == pytest.approx(chosen._asdict(), rel=1e-3)
+    assert [each["score"] * chosen.error for each in told["samples"]] == pytest.approx(
+        [(3 - apart.mean()) ** 2, apart.mean() ** 2], rel=1e-3
+    )
+    assert [each["unusual"] for each in told["samples"]] == [False, True]
 
 
 def test_what_is_held_out_or_a_fault_is_not_trained_on(series: Package, tmp_path: Path) -> None:

@@ -139,12 +139,14 @@ def test_a_clip_is_held_out_by_its_own_content(clips: Path) -> None:
         assert len({bool(side) for side in sides}) == len(chosen), "of two clips one, of one none"
 
 
-def test_features_keep_the_clips() -> None:
+@pytest.mark.parametrize("input_shape", [None, (1, 1, 1), (1, 1, 2)])
+def test_features_keep_the_clips(input_shape: tuple[int, int, int] | None) -> None:
     samples = Samples(np.ones((4, 1, 1, 3), np.int16), np.arange(4), (0.0,), (1.0,), clips=np.array([0, 0, 1, 2]))
     features, skipped = np.ones((4, 2, 1, 1), np.float32), list[str]()
     features[1] = np.nan
-    made = FeatureSamples.of(features, samples, None, skipped)
+    made = FeatureSamples.of(features, samples, input_shape, skipped)
     assert (made.labels.tolist(), len(skipped)) == ([0, 2, 3], 1)
+    assert made.x.shape == (3, *(input_shape or (2, 1, 1)))
     assert made.clips is not None
     assert made.clips.tolist() == [0, 1, 2]
     assert made.take(np.array([2])).clips is not None

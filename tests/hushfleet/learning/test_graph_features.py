@@ -62,6 +62,18 @@ def test_a_network_may_be_given_the_first_ones() -> None:
     assert part.nbytes == 3 * COUNT * 4
 
 
+def test_a_graph_that_stays_is_loaded_once() -> None:
+    loaded = list[int]()
+    graphs = [
+        FeatureGraph(linear, spec_of(linear()), stays=stays, loaded=lambda stays=stays: loaded.append(stays))
+        for stays in (False, True)
+    ]
+    for count in (3, 1, 4):
+        once, stays = (graph.of(images(count)) for graph in graphs)
+        np.testing.assert_array_equal(once.x, stays.x)
+    assert loaded == [0, 1, 0, 0]
+
+
 def test_features_are_kept_by_what_they_were_made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = FeatureGraph(linear, spec_of(linear()), cache=tmp_path)
     first = graph.of(images(9)).x

@@ -8,7 +8,7 @@ import torch
 
 from hushfleet.aggregator.planning.gain_table import PublicGain
 from hushfleet.methods.hush import TailMean
-from hushfleet.models.features.public import projection
+from hushfleet.models.features.public import PublicDirections
 from hushfleet.simulator.studies.plan.simulated import Dealt, Images, SimulatedFleet, deal, shared_head
 
 
@@ -80,10 +80,11 @@ def test_a_louder_fleet_gains_less_and_alone_stays() -> None:
 
 
 def test_public_samples_give_the_directions_that_a_board_computes() -> None:
-    images, public = images_of(60, features=40), np.random.default_rng(5).standard_normal((50, 40))
-    fleet = SimulatedFleet(images, deal(images, devices=6, each=5, seed=1), 0, public=(public, public[:0]))
+    images = images_of(60, features=40)
+    public = PublicDirections.of(np.random.default_rng(5).standard_normal((50, 39)))
+    fleet = SimulatedFleet(images, deal(images, devices=6, each=5, seed=1), 0, public=public)
     found = fleet._given(images.x.reshape(6, 10, 40), 24)
-    expected = projection(public, public[:0], 24)(torch.from_numpy(images.x))
+    expected = public.projection(24)(torch.from_numpy(images.x))
     np.testing.assert_allclose(found.reshape(60, 25), expected, atol=1e-5)
     assert fleet.at(100.0)["directions"] == 64
 
