@@ -40,9 +40,9 @@ examples:
   hushfleet-edge status device.toml            what it has spent, and on what
   hushfleet-edge predict device.toml photo.jpg   what its model sees
   hushfleet-edge add device.toml *.jpg --label leaf   more images to train on
-  hushfleet-edge label device.toml             label new images or clips, in a browser
-  hushfleet-edge listen device.toml            hear what its model hears, a line a second
-  hushfleet-edge label device.toml --wrong     say which of its alarms were false
+  hushfleet-edge label device.toml             label new images or clips
+  hushfleet-edge listen device.toml            what its model hears, live
+  hushfleet-edge label device.toml --wrong     mark alarms that were false
 
 a small device.toml:
   [device]
