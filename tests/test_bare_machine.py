@@ -37,7 +37,7 @@ case "$*" in *"$FAILING"*) exit 100 ;; esac""",
 }
 MISSING = (
     "mosquitto openssh-client openssh-server mtools dosfstools e2fsprogs systemd chromium-headless-shell gcc libc6-dev "
-    "netplan.io"
+    "netplan.io espeak-ng"
 )
 INSTALL_ARGUMENTS = f"install -y --no-install-recommends {MISSING.replace(' chromium-headless-shell', '')}"
 

@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 BOARDS = ("raspberry-pi-zero-2-w", "raspberry-pi-4-2gb", "raspberry-pi-5-4gb", "jetson-nano-2019")
 _IMAGES = 5  # timed
 
-features = typer.Typer(no_args_is_help=True, help="Make fixed features of networks that others trained.")
+features = typer.Typer(
+    no_args_is_help=True,
+    help="Make fixed features of networks that others trained.\n\n"
+    "Example: `hushfleet features make rapidocr-onnxruntime:rec_infer.onnx --input-shape 3,48,48`",
+)
 
 
 @features.callback()

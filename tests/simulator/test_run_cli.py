@@ -202,7 +202,7 @@ def commands() -> list[str]:
 
 
 COMMANDS = [
-    "aggregator", "audit", "boards", "broker", "compare", "demo", "flash", "fleet", "forecast",
+    "aggregator", "audit", "boards", "broker", "compare", "demo", "features", "flash", "fleet", "forecast",
     "invert", "log", "methods", "plan", "privacy", "push", "release", "report", "reproduce", "simulate",
 ]  # fmt: skip
 
