@@ -161,6 +161,11 @@ class ClassFolders:
             self._refuse_known(image, image.read_bytes(), label)
             return move(image, self.folder(label))
 
+    def known(self, image: Path) -> list[Path]:
+        """Returns the files of class folders that have the content of an image."""
+        with _plainly(f"{image} cannot be read"):
+            return [file for _, file in self._known(image.read_bytes())]
+
     def correct(self, image: Path, label: str) -> list[tuple[Path, Path]]:
         """Moves the files that have the content of an image, and lie in other classes, into the folder of this class.
 

@@ -175,6 +175,8 @@ class Desk:
         said = f"{name} is labelled {label}." if label else f"{name} is put aside."
         if self.wrong and not label:
             said += f" No class of the task is called {none!r}."
+        if not label:
+            said += "".join(f" The same is still at {file}." for file in self._folders.known(image))
         place: Path | None = None
         corrected = list[tuple[Path, Path]]()
         if label:

@@ -117,6 +117,8 @@ def test_an_image_that_is_known_does_not_come_in_twice(owner: Browser, inbox: Pa
     assert files(photographs) == ["leaf/leaf.png", "mould/mould.png"]
     owner.ask("/undo")
     assert "first.png" in files(inbox)
+    _, shown = owner.tap("first.png", "")
+    assert shown["said"] == f"first.png is put aside. The same is still at {photographs}/mould/mould.png."
 
 
 @pytest.mark.parametrize("is_held_out", [False, True])
