@@ -328,6 +328,8 @@ def client(report: dict[str, Any]) -> str:
 
 def data(report: dict[str, Any], what: str) -> str:
     use = report["data"]
+    if use is None and report.get("tasks"):
+        return f"not counted: no round so far has left a count of {what}; a simulated one leaves none"
     if use is None:
         return f"not counted yet: {what} are counted in the first round of a task"
     kept = f"{use['held_out']} are kept for evaluations, " if use.get("held_out") else ""

@@ -313,8 +313,9 @@ def go_on(out: Path, *, data_dir: Path | None) -> Simulation:
     kept = json.loads(folder.digests.read_text()) if folder.digests.exists() else {}  # earlier versions kept none
     now = _digests(simulation.prepared)
     if changed := [name for name, digest in kept.items() if now.get(name) != digest]:
+        parts = " and ".join(changed).replace("images", "samples")
         raise BadInput(
-            f"since the run in {out} was begun, its {' and '.join(changed)} have changed; put back what they were, or "
+            f"since the run in {out} was begun, its {parts} have changed; put back what they were, or "
             "choose another --out"
         )
     return simulation

@@ -150,9 +150,9 @@ class Advice:
         asked = self.question
         alike = "classes alike" if asked.alpha is None else f"alpha {asked.alpha:g}"
         by = f" ({self.images_by})" if self.images_by else ""
-        fleet = f"{asked.devices} devices with {asked.images} images each{by}, {alike}, at epsilon {asked.epsilon:g}"
+        fleet = f"{asked.devices} devices with {asked.images} samples each{by}, {alike}, at epsilon {asked.epsilon:g}"
         gain = f"{self.intervals.own} over staying alone"
-        own = "measure it with images like yours: hushfleet plan --data FOLDER, or hushfleet simulate"
+        own = "measure it with samples like yours: hushfleet plan --data FOLDER, or hushfleet simulate"
         if self.estimate.outside:
             return f"Not measured: {fleet}: {self.estimate.outside[0]}. The nearest that was: {gain}; {own}"
         return verdict(self.answer, f"{fleet}: {gain}", self.lasts_s) + (
@@ -196,7 +196,7 @@ def verdict(answer: Answer, why: str, lasts_s: float | None = None) -> str:
     :param lasts_s: how long the fleet learns; None: without an end.
     """
     if answer == "no":
-        return f"It does not pay: {why}; keep the images on the boards and train there"
+        return f"It does not pay: {why}; keep the samples on the boards and train there"
     return f"It {_VERBS[answer]}{'' if lasts_s is None else f', for {_in_months(lasts_s)}'}: {why}"
 
 

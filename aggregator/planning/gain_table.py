@@ -71,7 +71,7 @@ class PublicGain(NamedTuple):
     def in_words(self) -> str:
         """One sentence or two, with full stops."""
         use = (
-            f"{self.samples} such images that are public, without labels (model.public): personalized heads reach "
+            f"{self.samples} such samples that are public, without labels (model.public): personalized heads reach "
             f"{100 * self.given:.1f} % in place of {100 * self.without:.1f} %."
         )
         best = max(self.given, self.without)
@@ -197,7 +197,7 @@ class GainTable:
         for of_classes, share in _between(classes, [key[2] for key in known]):
             seen = [key[3] for key in known if key[2] == of_classes]
             if not _within(images, seen):
-                outside.append(f"images a device {images} outside of {min(seen)} to {max(seen)}")
+                outside.append(f"samples a device {images} outside of {min(seen)} to {max(seen)}")
             for of_images, part in _between(images, seen):
                 curve = self._curves[features, shown, of_classes, of_images]
                 total += share * part * curve.at(signal)
@@ -248,7 +248,7 @@ def _curve(key: _Key, cells: list[tuple[float, list[float]]], data: tuple[str, .
         else:
             groups.append([cell])
     features, alpha, classes, images = key
-    name = f"{features}, {classes} classes, {images} images a device" + ("" if alpha is None else f", alpha {alpha:g}")
+    name = f"{features}, {classes} classes, {images} samples a device" + ("" if alpha is None else f", alpha {alpha:g}")
     return _Curve(
         name,
         data,

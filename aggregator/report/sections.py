@@ -399,7 +399,7 @@ def labels(shown: ShownRun) -> Parts:
         yield shown.heading("labels")
         classes = detail.class_names or [str(n) for n in range(len(counts[0]))]
         note = shown.told("labels_note", [sum(row) for row in counts])
-        yield charts.heat_map("Images", detail.devices, classes, counts, form="d", x="class", note=note)
+        yield charts.heat_map("Samples", detail.devices, classes, counts, form="d", x="class", note=note)
 
 
 def run_facts(shown: ShownRun) -> Parts:

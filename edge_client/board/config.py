@@ -304,9 +304,10 @@ class ListenSection(Checked):
     """The owner's rules for sound that the command `listen` hears. It stays on the board, but for `mqtt`.
 
     :param microphone: ALSA's name of it; `arecord -L` lists them.
-    :param keep: which segments are kept in `data.inbox`, where they wait for a label: `loud`, at `loud_dbfs` or above;
-        `unsure`, where the likeliest class has less than `unsure_below`; `key`, the loudest of the last three when
-        somebody presses Enter, or sends the process SIGUSR1; `none`.
+    :param keep: what is kept in `data.inbox`, where it waits for a label: `loud`, after a segment at `loud_dbfs` or
+        above, the loudest stretch of it and the segments before and after it, as long as one; `unsure`, a segment where
+        the likeliest class has less than `unsure_below`; `key`, the loudest stretch of the last three when somebody
+        presses Enter, or sends the process SIGUSR1; `none`.
     :param loud_dbfs: decibels below the loudest possible sound, of a whole segment.
     :param unsure_below: a probability.
     :param most_kept: clips that wait at most: a newer one replaces the oldest that `listen` has kept.

@@ -152,29 +152,58 @@ class ClassFolders:
         check_sample(photo, self._kind, self._rate)
         with self._alone(), _plainly(f"{photo} cannot be added"):
             data = photo.read_bytes()
-            self._refuse_known(photo, data)
+            self._refuse_known(photo, data, label)
             return write_new(data, self.folder(label), photo.name)
 
     def take_in(self, image: Path, label: str) -> Path:
         """Moves an image into the folder of its class, and returns its path; raises the same errors as `add`."""
         with self._alone(), _plainly(f"{image} cannot be moved"):
-            self._refuse_known(image, image.read_bytes())
+            self._refuse_known(image, image.read_bytes(), label)
             return move(image, self.folder(label))
 
-    def folder(self, label: str) -> Path:
-        """Returns the folder of a class, and creates it if it does not exist."""
-        for entry in os.scandir(self._path):
-            if one_form(entry.name) == label:  # the disk may encode an accent in another way
-                return self._path / entry.name
-        return _made(self._path / label)
+    def known(self, image: Path) -> list[Path]:
+        """Returns the files of class folders that have the content of an image."""
+        with _plainly(f"{image} cannot be read"):
+            return [file for _, file in self._known(image.read_bytes())]
 
-    def _refuse_known(self, image: Path, data: bytes) -> None:
-        for place, whose in ((self._path, "trained on"), (self._held_out, "held out, and never trained on")):
+    def correct(self, image: Path, label: str) -> list[tuple[Path, Path]]:
+        """Moves the files that have the content of an image, and lie in other classes, into the folder of this class.
+
+        :returns: the former and the present path of each.
+        """
+        with self._alone(), _plainly(f"{image} cannot be labelled"):
+            known = list(self._known(image.read_bytes()))
+            others = [(place, file) for place, file in known if _class_of(file, place) != label]
+            return [(file, move(file, self.folder(label, place))) for place, file in others if not file.is_symlink()]
+
+    def folder(self, label: str, place: Path | None = None) -> Path:
+        """Returns the folder of a class, and creates it if it does not exist.
+
+        :param place: the folder of class folders; None: the one that is trained on.
+        """
+        place = place or self._path
+        for entry in os.scandir(place):
+            if one_form(entry.name) == label:  # the disk may encode an accent in another way
+                return place / entry.name
+        return _made(place / label)
+
+    def _refuse_known(self, image: Path, data: bytes, label: str) -> None:
+        for place, file in self._known(data):
+            whose = "held out, and never trained on" if place == self._held_out else "trained on"
+            words = f"{image.name} is there already ({whose}): {file}"
+            if _class_of(file, place) != label:
+                words += f"; if it is {label}, move that file into {place / label}"
+            raise AlreadyThere(words)
+
+    def _known(self, data: bytes) -> Iterator[tuple[Path, Path]]:
+        """Yields the files that have this content, each after the folder of class folders that it is in."""
+        for place in (self._path, self._held_out):
             for file in () if place is None or not place.is_dir() else files_below(place, data=place):
                 with contextlib.suppress(OSError):  # it was removed meanwhile
                     is_alike = not no_file(file) and os.stat(file).st_size == len(data)
                     if is_alike and Path(file).read_bytes() == data:
-                        raise AlreadyThere(f"{image.name} is there already ({whose}): {file}")
+                        assert place is not None
+                        yield place, Path(file)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -187,12 +216,17 @@ class ClassFolders:
             os.close(handle)
 
 
-def move(image: Path, folder: Path) -> Path:
-    """Moves an image into a folder, also on another disk, under its own or a similar free name. Raises `BadInput`."""
+def _class_of(file: Path, place: Path) -> str:
+    return one_form(file.relative_to(place).parts[0])
+
+
+def move(image: Path, folder: Path, name: str = "") -> Path:
+    """Moves an image into a folder, also on another disk, under a name, its own if none is given, or a similar one that
+    is free. Raises `BadInput`."""
     with _plainly(f"{image} cannot be moved"):
         _made(folder)
         data, times = image.read_bytes(), os.stat(image)
-        target = _free_name(folder, image.name, data)
+        target = _free_name(folder, name or image.name, data)
         try:
             os.rename(image, target)
             atomic_file.sync_folder(folder)

@@ -13,6 +13,7 @@ import os
 import stat
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -79,11 +80,13 @@ class Shown:
 
 
 class _Tap(NamedTuple):
-    """:param image: its name in the inbox; :param label: empty if it was put aside; :param place: its present path."""
+    """:param image: its name in the inbox; :param label: empty if it was put aside; :param place: its present path.
+    :param corrected: the former and present path of each file with the same content that had another label."""
 
     image: str
     label: str
     place: Path
+    corrected: Sequence[tuple[Path, Path]] = ()
 
 
 def version_of(status: os.stat_result) -> str:
@@ -172,29 +175,39 @@ class Desk:
         said = f"{name} is labelled {label}." if label else f"{name} is put aside."
         if self.wrong and not label:
             said += f" No class of the task is called {none!r}."
+        if not label:
+            said += "".join(f" The same is still at {file}." for file in self._folders.known(image))
+        place: Path | None = None
+        corrected = list[tuple[Path, Path]]()
         if label:
             label = class_folders.check_label(label, classes)
             try:
                 place = self._folders.take_in(image, label)
             except AlreadyThere as error:
-                said, label = f"{error}. This copy was put aside.", ""
-        if not label:
-            place = move(image, self._aside)
-        self._taps.append(_Tap(name, label, place))
+                corrected = self._folders.correct(image, label)
+                moved = ", ".join(f"{former} is now {present}" for former, present in corrected)
+                said = f"{f'{name} was there already: {moved}' if corrected else error}. This copy was put aside."
+                label = label if corrected else ""
+        place = place or move(image, self._aside)
+        self._taps.append(_Tap(name, label, place, corrected))
         return self.next(said)
 
     def undo(self) -> Shown:
-        """Moves the image of the last tap back into the inbox. Raises `BadInput` if there is none."""
+        """Moves the image of the last tap back into the inbox, and each file that it has corrected back. Raises
+        `BadInput` if there is none."""
         if not self._taps:
             raise BadInput("there is no tap to undo")
-        name, label, place = self._taps[-1]
+        name, label, place, corrected = self._taps[-1]
         is_there = place.is_file()
         if is_there:
-            move(place, (self._inbox / name).parent)
+            move(place, (self._inbox / name).parent, Path(name).name)
+        for former, present in corrected:
+            if present.is_file():
+                move(present, former.parent, former.name)
         self._taps.pop()
         if not is_there:
             raise BadInput(f"{place} is gone, and cannot be taken back")
-        return self.next(f"{place.name} waits again; it was {f'labelled {label}' if label else 'put aside'}.")
+        return self.next(f"{Path(name).name} waits again; it was {f'labelled {label}' if label else 'put aside'}.")
 
     def _guessed(self, shown: Shown, store: DeviceStore, image: Path) -> Shown:
         try:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hushfleet.data.form import SampleForm
+from hushfleet.data.sound import Pcm
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.process import return_freed_memory
 from hushfleet.edge_client.listen import sources
@@ -54,18 +55,23 @@ def listen(config: DeviceConfig, *, given: str | None, top: int) -> bool:
         while not stop.is_set():
             form = model.form
             listener = SegmentListener(form, config.listen, model, clips, key)
+
+            def hear(pcm: Pcm | None, listener: SegmentListener = listener) -> None:
+                for heard in listener.hear(pcm, time.time()):
+                    at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+                    say(json.dumps({"at": at, **model.about, **heard.to_json(top)}))
+                    if broker is not None and pcm is not None:
+                        broker.tell(heard)
+
             with closing(_source(config, given, form, stop)) as source:
                 for pcm in source:
-                    for heard in listener.hear(pcm, time.time()):
-                        at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-                        say(json.dumps({"at": at, **model.about, **heard.to_json(top)}))
-                        if broker is not None:
-                            broker.tell(heard)
+                    hear(pcm)
                     model.look()
                     if stop.is_set() or model.form != form:  # a new task may have another sample rate
                         break
-                else:
-                    break
+                hear(None)
+            if model.form == form:
+                break
     return signal.SIGINT in caught
 
 

@@ -28,7 +28,7 @@ class Heard:
 
     :param from_s: seconds of sound that came before it.
     :param dbfs: its loudness; 0 is the loudest possible.
-    :param classes: as `Prediction.classes`; empty before the first model.
+    :param classes: as `Prediction.classes`; empty before the first model, and for a clip that is kept when sound ends.
     :param alarm: the class that the board takes it for; empty: for none, or that the model is not sure enough of.
     :param kept: the files that were written.
     """
@@ -63,15 +63,23 @@ class SegmentListener:
         self._alarm = ""
 
     def hear(self, pcm: Pcm | None, at: float) -> Iterator[Heard]:
-        """Takes some sound, or the news that some is missing (None), and yields what was heard in it.
+        """Takes some sound, or None if some is missing or it has ended, and yields what was heard in it.
 
         :param at: unix seconds.
         """
         if pcm is None:
+            yield from self._last(at)
             self._recent.clear()
             self._used, self._loud_at = self._recent.heard, None
         else:
             yield from (self._one(segment, at) for segment in self._recent.add(pcm))
+
+    def _last(self, at: float) -> Iterator[Heard]:
+        """Keeps a loud sound after which no further segment comes."""
+        if self._loud_at is not None:
+            clip = self._recent.loudest(self._recent.heard - self._used)
+            if (kept := self._clips.new(clip, self._rate, at)) is not None:
+                yield Heard((self._loud_at - self._length) / self._rate, loudness(clip), (), "", (kept,))
 
     def _one(self, segment: Pcm, at: float) -> Heard:
         dbfs, kept = loudness(segment), list[Path | None]()

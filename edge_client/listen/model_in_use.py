@@ -80,10 +80,10 @@ class ModelInUse:
             return ()
         return ordered(own.spec.model, found) if np.isfinite(found).all() else ()
 
-    def _warn(self, error: HushfleetError) -> None:
-        if str(error) not in self._said:
-            _log.warning("%s", error)
-        self._said.add(str(error))
+    def _warn(self, news: object) -> None:
+        if str(news) not in self._said:
+            _log.warning("%s", news)
+        self._said.add(str(news))
 
     def _load(self) -> None:
         with opened_store(self._config) as store:
@@ -94,6 +94,11 @@ class ModelInUse:
                 raise BadInput(f"the task {own.spec.task} has no classes of sound")
             same = self._loaded if self._loaded and self._loaded[0].spec.digest == own.spec.digest else None
             self._loaded = own, same[1] if same else graphs_of(store, own.spec, stay=True)
+        if (no_alarm := self._config.listen.no_alarm) not in own.spec.model.class_names:
+            self._warn(
+                f"the task {own.spec.task} has no class {no_alarm!r}, so any sound may be an alarm: name the task's "
+                "class of other sounds in listen.no_alarm, or ask for a task that has one"
+            )
         self.predict(np.zeros(own.spec.model.image_shape[2], np.int16))  # loads all that listening needs
         return_small_blocks()
         return_idle_code()

@@ -65,10 +65,10 @@ def _measured(store: DeviceStore, own: PersonalizedModel, data: OwnDataSection) 
         logits_of, inputs = own.answers(graph, samples)
         right = int(evaluate_each(logits_of, params, inputs).correct.sum())
         fleet_right = None if own.shared is None else int(evaluate_each(graph, own.shared, samples).correct.sum())
-        return OwnAccuracy(spec.task, kind, right, len(samples), "held-out images", fleet_right)
+        return OwnAccuracy(spec.task, kind, right, len(samples), "held-out samples", fleet_right)
     head = store.personalized_head(spec.task) if own.is_head else None
     choice = None if head is None else head.choice
     if choice is None or not choice.images:
         return OwnAccuracy(spec.task, kind)
     fleet, alone = choice.right_shared, choice.right_alone
-    return OwnAccuracy(spec.task, kind, choice.right, choice.images, "own images, cross-validated", fleet, alone)
+    return OwnAccuracy(spec.task, kind, choice.right, choice.images, "own samples, cross-validated", fleet, alone)

@@ -34,24 +34,24 @@ class HeadChoice(Checked):
 
     @property
     def plain(self) -> str:
-        """`62 % the fleet's model, 30 % the fleet's model fitted to own images, 8 % trained alone`."""
+        """`62 % the fleet's model, 30 % the fleet's model fitted to own samples, 8 % trained alone`."""
         if not self.images:
             return "the fleet's model"
         parts = {
             "the fleet's model": self.shared,
-            "the fleet's model fitted to own images": self.pulled,
+            "the fleet's model fitted to own samples": self.pulled,
             "trained alone": self.alone,
         }
         told = ", ".join(f"{100 * part:.0f} % {what}" for what, part in parts.items())
-        return told + f"; and {self.unlabelled} images without labels" * bool(self.unlabelled)
+        return told + f"; and {self.unlabelled} samples without labels" * bool(self.unlabelled)
 
     @property
     def text(self) -> str:
-        """Describes the choice, and how many of the own images each part gets right."""
+        """Describes the choice, and how many of the own samples each part gets right."""
         if not self.images:
-            return f"{self.plain} (there are no own images)"
+            return f"{self.plain} (there are no own samples)"
         return (
-            f"{self.plain} (own images right, cross-validated: {self.right} of {self.images}; the fleet's model "
+            f"{self.plain} (own samples right, cross-validated: {self.right} of {self.images}; the fleet's model "
             f"{self.right_shared}, trained alone {self.right_alone})"
         )
 

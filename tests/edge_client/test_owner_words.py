@@ -21,7 +21,7 @@ REPORT: dict[str, Any] = {
         "model": "the fleet's model",
         "right": 33,
         "images": 36,
-        "which": "own images, cross-validated",
+        "which": "own samples, cross-validated",
         "fleet_right": 33,
         "alone_right": 29,
     },
@@ -41,7 +41,7 @@ def test_the_four_sentences() -> None:
         "into the sub-folder of data.path with the name of its class (cat, dog), or replace it. These figures stay here"
     )
     assert found["model"] == (
-        "the fleet's model, of small: right on 33 of 36 own images, cross-validated. The fleet's is better here than "
+        "the fleet's model, of small: right on 33 of 36 own samples, cross-validated. The fleet's is better here than "
         "one that was trained on this board alone: 33 against 29; that stays here. Whether the fleet pays on average "
         "is told where it is run: hushfleet fleet status"
     )
@@ -57,6 +57,11 @@ def test_the_four_sentences() -> None:
         ("client", {"stopped_because": "a copy"}, "has stopped for good: a copy"),
         ("client", {"waits_for": {"who": "broker", "words": "the broker", "since": 0.0}}, "waiting for the broker, "),
         ("photographs", {"data": None}, "not counted yet: photographs are counted in the first round of a task"),
+        (
+            "photographs",
+            {"data": None, "tasks": [{}]},
+            "not counted: no round so far has left a count of photographs; ",
+        ),
         ("photographs", {"data": {"used": 9, "left_out": 0, "why": ""}}, "9 photographs are used, none left out"),
         (
             "photographs",
@@ -88,7 +93,7 @@ def test_the_four_sentences() -> None:
         (
             "model",
             {"model": {**REPORT["model"], "model": "personalised", "alone_right": None, "fleet_right": 30}},
-            "the board's personalized model, of small: right on 33 of 36 own images, cross-validated. The fleet's is "
+            "the board's personalized model, of small: right on 33 of 36 own samples, cross-validated. The fleet's is "
             "worse here than the board's own: 30 against 33",
         ),
         ("privacy", {"rounds_left": 0}, "6.57 of 8 is spent (epsilon; weak protection); the rest is not enough for"),

@@ -346,7 +346,7 @@ def test_images_without_labels_serve_the_final_head_of_a_small_fleet_alone(
     bench.until(lambda: kept(bench) == final)
     choice = bench.store.personalized_head(TASK).choice
     assert (choice.images, choice.unlabelled, len(read)) == (48, used, min(used, 1))
-    assert ("; and 2 images without labels" in choice.plain) == bool(used)
+    assert ("; and 2 samples without labels" in choice.plain) == bool(used)
 
 
 def test_a_final_model_of_another_size_is_not_fetched(bench: Bench) -> None:

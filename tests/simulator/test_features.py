@@ -110,6 +110,7 @@ def test_boards_end_in_the_same_model_and_predict(
     with DeviceStore(live.folder.device(device).store, device=device, inspect=True) as store:
         seen = predict(store, tmp_path / "digit.png")
         params = store.own_params(live.prepared.spec.task)
+        assert not store.awaited
     assert "the fleet's model" in seen.model
     x = inputs_of_own(live.prepared.features.of(live.fleet.common_test.take(slice(0, 1)))).x
     likeliest = own_logits(params, x)[0].argmax()

@@ -119,10 +119,10 @@ def test_a_run_goes_on_with_the_data_that_it_was_begun_with(tmp_path: Path) -> N
     begin(parse_task(plain), run, data_dir=None)
     assert go_on(run, data_dir=None).folder.path == run
     Data(x, (y + 1) % 3, x[:30], y[:30]).save(data)
-    with pytest.raises(BadInput, match="its training images have changed"):
+    with pytest.raises(BadInput, match="its training samples have changed"):
         go_on(run, data_dir=None)
     Data(x, y, x[:20], y[:20]).save(data)
-    with pytest.raises(BadInput, match="its test images have changed"):
+    with pytest.raises(BadInput, match="its test samples have changed"):
         go_on(run, data_dir=None)
     (run / "digests.json").unlink()  # as of an earlier version
     go_on(run, data_dir=None)

@@ -68,6 +68,7 @@ def choose_personalized_heads(simulation: Simulation, workers: WorkerPool, *, ru
             with DeviceStore(folder.device(name).store, device=name, durable=False) as store:
                 if head is not None:
                     store.keep_model(head)
+                    store.note_awaited("")
         for name, line in lines.items():
             append_line(folder.device(name).metrics, line)
     elif jobs:

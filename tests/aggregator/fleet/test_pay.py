@@ -124,7 +124,7 @@ def said_by_aggregator(folder: FleetFolder) -> str:
 
 def test_every_place_says_the_sentence_of_the_plan(tmp_path: Path, planned: Any) -> None:
     sentence, file = planned(24, "--classes", "6")
-    assert sentence.startswith("It may pay: 24 devices with 24 images each (assumed), classes alike, at epsilon 2: ")
+    assert sentence.startswith("It may pay: 24 devices with 24 samples each (assumed), classes alike, at epsilon 2: ")
     folder = fleet_of(tmp_path, file, boards=24, here=24)
     for place, said in places(folder, file).items():
         assert sentence in said, place
@@ -145,7 +145,7 @@ def test_a_fleet_is_judged_by_its_enrolled_boards(tmp_path: Path, planned: Any) 
     assert enrolled(folder) == 23
     real = pay_of_fleet(load_task(folder.task), folder)
     assert real is not None
-    assert real.in_words.startswith("It may pay: 23 devices with 24 images each (assumed)")
+    assert real.in_words.startswith("It may pay: 23 devices with 24 samples each (assumed)")
     assert real.in_words != sentence
     with watching(folder) as watch:
         assert watch.view().pay == real.in_words
@@ -166,7 +166,7 @@ def test_a_simulation_of_the_plan_is_the_sentence_of_the_fleet(
     found = pay_of_fleet(load_task(folder.task), folder)
     assert found is not None
     assert found.in_words == sentence
-    assert "measure it with images like yours" not in sentence
+    assert "measure it with samples like yours" not in sentence
 
 
 def test_counts_that_boards_told_replace_the_guess(tmp_path: Path, planned: Any) -> None:
@@ -185,7 +185,7 @@ def test_counts_that_boards_told_replace_the_guess(tmp_path: Path, planned: Any)
     result.but(statistic=counts).save(path)
     assert told_images(folder) == 32
     with watching(folder) as watch:
-        assert "24 devices with 32 images each (told by noised counts)" in watch.view().pay
+        assert "24 devices with 32 samples each (told by noised counts)" in watch.view().pay
     unsure = [WithError(value=value, error=200) for value in (500.0, 268.0, 0.0)]
     result.but(statistic=counts.but(values=unsure)).save(path)
     assert told_images(folder) is None, "the noise hides it"

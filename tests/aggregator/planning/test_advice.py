@@ -97,7 +97,7 @@ def test_the_answer_follows_from_the_interval_alone() -> None:
         advice = advice_of(Interval(low, high))
         assert (advice.answer, advice.in_words.partition(":")[0]) == (answer, words)
         assert f"{100 * low:+.1f} to {100 * high:+.1f} points" in advice.in_words
-        assert ("images like yours: hushfleet plan --data" in advice.in_words) == (answer == "perhaps")
+        assert ("samples like yours: hushfleet plan --data" in advice.in_words) == (answer == "perhaps")
 
 
 def test_a_fleet_that_was_not_measured_gets_no_answer() -> None:
@@ -167,7 +167,7 @@ def test_images_are_held_to_what_was_measured_with_the_neighbouring_classes() ->
     table = table_of(fleet(10, 5, 0.2), fleet(10, 20, 0.3), fleet(10, 20, 0.4, classes=26))
     at = {"features": "scattering", "signal": signal_of(10), "alpha": None}
     assert table.estimate(**at, images=10, classes=10).outside == ()
-    assert table.estimate(**at, images=10, classes=18).outside == ("images a device 10 outside of 20 to 20",)
+    assert table.estimate(**at, images=10, classes=18).outside == ("samples a device 10 outside of 20 to 20",)
 
 
 def test_what_a_fleet_gains_at_the_r_that_pays() -> None:

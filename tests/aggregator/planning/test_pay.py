@@ -71,11 +71,11 @@ def test_samples_without_features_were_not_measured() -> None:
 def test_who_says_how_many_images_a_board_has_is_told() -> None:
     """`hushfleet aggregator` does not know it, and told `20 images each` as a fact."""
     planned = task(plan={"images": 24, "alpha": 0.5})
-    assert "100 devices with 20 images each (assumed), classes alike" in advice(task()).in_words
-    assert "with 24 images each (assumed), alpha 0.5" in advice(planned).in_words
+    assert "100 devices with 20 samples each (assumed), classes alike" in advice(task()).in_words
+    assert "with 24 samples each (assumed), alpha 0.5" in advice(planned).in_words
     told = advice(planned, images=31, images_by="told by noised counts").in_words
-    assert "with 31 images each (told by noised counts)" in told
-    assert "with 12 images each, classes alike" in advice(task(), images=12, images_by="").in_words
+    assert "with 31 samples each (told by noised counts)" in told
+    assert "with 12 samples each, classes alike" in advice(task(), images=12, images_by="").in_words
 
 
 def test_the_boards_that_exist_are_judged_and_not_those_of_the_task() -> None:

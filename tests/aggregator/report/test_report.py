@@ -432,7 +432,7 @@ def test_images_and_confusion_are_shown_and_only_as_data_of_the_page() -> None:
     heat, _ = page.traces("answers")
     assert heat["z"][0] == [0.75, 0.25, 0]
     field = render_report(result.but(engine="field"))
-    assert "Images and what models say of them stay with their owners" in field
+    assert "Samples and what models say of them stay with their owners" in field
 
 
 @pytest.mark.parametrize(
@@ -473,7 +473,7 @@ def test_no_half_of_the_page_is_empty() -> None:
 def test_the_task_is_there_to_run_it_again() -> None:
     made = Rerun(command="hushfleet simulate t.toml", task='name = "t"\nseed = 7', digests={"test images": "ab12"})
     words = Page(render_report(sample().but(rerun=made))).sections["run"]
-    for told in ("hushfleet simulate t.toml", 'name = "t"\nseed = 7', "SHA-256 of the test images\nab12"):
+    for told in ("hushfleet simulate t.toml", 'name = "t"\nseed = 7', "SHA-256 of the test samples\nab12"):
         assert told in words
     assert "does not say how it was run" in Page(render_report(sample())).sections["run"]
 

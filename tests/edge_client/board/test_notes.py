@@ -133,7 +133,7 @@ def test_status_says_how_right_the_personalized_model_is_on_held_out_images(
     task = bench.loaded
     samples = task.data.samples()
     right = int((task.inference(own.own, samples.x).argmax(axis=1) == samples.y).sum())
-    assert (model["right"], model["images"], model["which"]) == (right, len(samples), "held-out images")
+    assert (model["right"], model["images"], model["which"]) == (right, len(samples), "held-out samples")
     away = replace(bench.config, data=replace(config.data, held_out="/media/stick/held-out"))
     report = status(away, bench.store)
     assert report["epsilon_server"] > 0, "what was spent is told, though the disk with these images was taken out"

@@ -34,7 +34,8 @@ def test_photographs_are_added_to_a_class(
     (tmp_path / "card/notes.jpg").write_bytes(b"no image")
     again = a_picture(tmp_path / "card/copy.png", seed=1)
     seen = a_picture(tmp_path / "test/leaf/held.png", seed=9)
-    given = [*photos, tmp_path / "card/notes.jpg", again, seen, tmp_path / "card"]
+    other_class = a_picture(tmp_path / "card/mould.png", seed=101)
+    given = [*photos, tmp_path / "card/notes.jpg", again, seen, other_class, tmp_path / "card"]
     assert main(["add", str(device_toml), *map(str, given), "--label", "leaf"]) == 2
     out, err = capsys.readouterr()
     [other] = [name for name in names(photographs) if name.startswith("leaf/leaf-")]
@@ -43,8 +44,9 @@ def test_photographs_are_added_to_a_class(
     assert "notes.jpg cannot be read as an image" in err
     assert f"is a folder; name its files: {tmp_path}/card/*" in err
     assert f"copy.png is there already (trained on): {photographs}/leaf/2.png" in out
-    assert f"held.png is there already (held out, and never trained on): {seen}" in out
-    assert "3 of 7 added; the next round trains on them" in out
+    assert f"held.png is there already (held out, and never trained on): {seen}\n" in out
+    assert f"{photographs}/mould/mould.png; if it is leaf, move that file into {photographs}/leaf\n" in out
+    assert "3 of 8 added; the next round trains on them" in out
     assert all(photo.exists() for photo in photos), "they are copied"
 
 

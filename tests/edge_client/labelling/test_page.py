@@ -112,11 +112,39 @@ def test_a_tap_that_could_not_be_undone_can_be_undone_later(
 def test_an_image_that_is_known_does_not_come_in_twice(owner: Browser, inbox: Path, photographs: Path) -> None:
     (inbox / "first.png").write_bytes((photographs / "mould/mould.png").read_bytes())
     os.utime(inbox / "first.png", (1e9, 1e9))
-    _, shown = owner.tap("first.png", "leaf")
+    _, shown = owner.tap("first.png", "mould")
     assert shown["said"].startswith(f"first.png is there already (trained on): {photographs}/mould/mould.png.")
     assert files(photographs) == ["leaf/leaf.png", "mould/mould.png"]
     owner.ask("/undo")
     assert "first.png" in files(inbox)
+    _, shown = owner.tap("first.png", "")
+    assert shown["said"] == f"first.png is put aside. The same is still at {photographs}/mould/mould.png."
+
+
+@pytest.mark.parametrize("is_held_out", [False, True])
+def test_another_label_of_a_known_image_corrects_it(
+    trained: Bench, board: DeviceConfig, inbox: Path, photographs: Path, tmp_path: Path, is_held_out: bool
+) -> None:
+    """The name is taken there, and one undo brings all back."""
+    place = tmp_path / "test" if is_held_out else photographs
+    former = a_picture(place / "mould/leaf.png", seed=7)
+    a_picture(place / "leaf/leaf.png", seed=8)
+    a_picture(inbox / "first.png", seed=7)
+    a_picture(inbox / "not-usable/first.png", seed=9)
+    os.utime(inbox / "first.png", (1e9, 1e9))
+    board = replace(board, data=replace(board.data, held_out=str(tmp_path / "test")))
+    with serving(Desk(board)) as server:
+        owner, before = Browser(server, server.token), (files(place), files(inbox))
+        _, shown = owner.tap("first.png", "leaf")
+        [present] = {*files(place)} - {*before[0]}
+        assert shown["said"] == (
+            f"first.png was there already: {former} is now {place}/{present}. This copy was put aside."
+        )
+        assert present.startswith("leaf/leaf-")
+        assert "mould/leaf.png" not in files(place)
+        _, shown = owner.ask("/undo")
+        assert shown["said"] == "first.png waits again; it was labelled leaf."
+        assert (files(place), files(inbox)) == before
 
 
 def test_a_tap_is_for_the_picture_that_was_shown(owner: Browser, inbox: Path, photographs: Path) -> None:

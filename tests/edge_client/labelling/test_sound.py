@@ -142,6 +142,18 @@ def test_the_owner_marks_false_alarms(device_toml: Path, alarms: list[str]) -> N
     assert np.array_equal(read_clip(sounds / "tone" / names[1], RATE), a_sound("buzz"))
 
 
+def test_an_alarm_that_is_already_a_sample_of_another_class_is_corrected(device_toml: Path, alarms: list[str]) -> None:
+    sounds, inbox = device_toml.with_name("sounds"), device_toml.with_name("inbox")
+    sample = sounds / "tone/2.wav"
+    sample.write_bytes((inbox / "alarms" / alarms[0]).read_bytes())
+    desk = marking(device_toml)
+    desk.tap(alarms[0], "buzz", desk.next().version)
+    assert below(sounds) == ["buzz/2.wav"]
+    desk.undo()
+    assert below(sounds) == ["tone/2.wav"]
+    assert alarms[0] in below(inbox / "alarms")
+
+
 def test_without_a_class_for_it_a_false_alarm_is_put_aside(
     device_toml: Path, alarms: list[str], package: Package, hears
 ) -> None:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from hushfleet.edge_client.listen.listener import SegmentListener
 from hushfleet.edge_client.listen.model_in_use import ModelInUse
 from hushfleet.edge_client.listen.recent_sound import SEGMENTS, RecentSound
 from hushfleet.errors import GraphRefused
-from support.sound_board import LENGTH, RATE, a_clip, a_sound, frames_of, give_model, hearing_task
+from support.sound_board import CLASSES, LENGTH, RATE, a_clip, a_sound, frames_of, give_model, hearing_task
 
 
 def lines(text: str) -> list[dict]:
@@ -68,6 +69,16 @@ def test_the_loudest_part_of_a_loud_sound_is_kept_once(hears, device_toml: Path,
     assert np.square(kept).sum() > 0.97 * np.square(a_sound("tone").astype(float)).sum()
 
 
+def test_a_loud_sound_is_kept_when_the_file_ends_in_it(hears, device_toml: Path, tmp_path: Path, capsys) -> None:
+    with_rule(device_toml, 'keep = "loud"')
+    found = heard(device_toml, a_clip(tmp_path / "a.wav", "quiet", "quiet", "tone"), capsys)
+    assert [len(line.get("kept", ())) for line in found] == [0, 0, 0, 1], "after its segments"
+    assert sorted(found[3]) == ["at", "dbfs", "from_s", "kept", "model", "task"]
+    assert (found[3]["from_s"], found[3]["dbfs"]) == (2 * LENGTH / RATE, found[2]["dbfs"])
+    [file] = waiting(device_toml)
+    assert (frames_of(file) == a_sound("quiet", "quiet", "tone")[-LENGTH:]).all()
+
+
 def test_a_long_sound_is_kept_without_overlap(hears, device_toml: Path, tmp_path: Path, capsys) -> None:
     with_rule(device_toml, 'keep = "loud"')
     rng = np.random.default_rng(3)
@@ -94,8 +105,8 @@ def test_before_the_first_task_a_board_collects_sound(device_toml: Path, tmp_pat
     with_rule(device_toml, 'keep = "loud"')
     write_clip(tmp_path / "a.wav", np.full(40_000, 9000, np.int16), 16_000)
     found = heard(device_toml, tmp_path / "a.wav", capsys)
-    assert [sorted({*line} - {"kept"}) for line in found] == [["at", "dbfs", "from_s"]] * 3
-    assert [len(line.get("kept", ())) for line in found] == [0, 1, 0]
+    assert [sorted({*line} - {"kept"}) for line in found] == [["at", "dbfs", "from_s"]] * 4
+    assert [len(line.get("kept", ())) for line in found] == [0, 1, 0, 1]
     assert "the client has not run yet" in caplog.text
 
 
@@ -176,6 +187,26 @@ def test_a_gap_is_in_no_segment(hears) -> None:
     found = [heard for pcm in pieces for heard in listener.hear(pcm, at=0.0)]
     assert [heard.from_s for heard in found] == [LENGTH / RATE, 2 * LENGTH / RATE]
     assert found[0].alarm == "tone"
+
+
+def test_a_loud_sound_before_a_gap_is_kept_once(hears) -> None:
+    hears = replace(hears, listen=replace(hears.listen, keep="loud"))
+    model = ModelInUse(hears)
+    listener = SegmentListener(model.form, hears.listen, model, KeptClips(hears), threading.Event())
+    half = a_sound("tone")[: LENGTH // 2]
+    found = [heard for pcm in (a_sound("tone"), half, None, half, None, None) for heard in listener.hear(pcm, at=0.0)]
+    assert [bool(heard.classes) for heard in found] == [True, False]
+    [file] = found[1].kept
+    assert len(frames_of(file)) == LENGTH
+
+
+@pytest.mark.parametrize(("classes", "warnings"), [(("buzz", "tone"), 1), (CLASSES, 0)])
+def test_that_a_task_has_no_class_of_other_sounds_is_said_once(
+    hears, package, device_toml: Path, tmp_path: Path, capsys, caplog, classes: tuple[str, ...], warnings: int
+) -> None:
+    give_model(hears, hearing_task(package, classes, task="two"))
+    heard(device_toml, a_clip(tmp_path / "a.wav", "quiet", "tone", "quiet"), capsys)
+    assert caplog.text.count("the task two has no class 'none of these'") == warnings
 
 
 def test_a_board_of_images_does_not_listen(device_toml: Path, capsys) -> None:

@@ -323,10 +323,10 @@ def test_of_features_it_takes_all_and_the_shared_head_the_first_ones() -> None:
 @pytest.mark.parametrize(
     ("choice", "told"),
     [
-        (HeadChoice(), "the fleet's model (there are no own images)"),
+        (HeadChoice(), "the fleet's model (there are no own samples)"),
         (
             HeadChoice(36, 0.5, 0.3, 0.2, 30, 29, 27),
-            "50 % the fleet's model, 30 % the fleet's model fitted to own images, 20 % trained alone (own images "
+            "50 % the fleet's model, 30 % the fleet's model fitted to own samples, 20 % trained alone (own samples "
             "right, cross-validated: 30 of 36; the fleet's model 29, trained alone 27)",
         ),
     ],

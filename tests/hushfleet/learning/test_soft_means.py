@@ -66,8 +66,8 @@ def test_a_class_that_nobody_has_seen_has_a_mean() -> None:
 def test_where_they_are_wanted() -> None:
     assert [takes_unlabelled(r, 10) for r in (None, 1.0, 19.9, 20.0)] == [False, True, True, False]
     assert takes_unlabelled(50.0, 26)
-    assert "images without labels" not in HeadChoice(20).plain
+    assert "samples without labels" not in HeadChoice(20).plain
     assert HeadChoice(20, 1.0, unlabelled=7).plain == (
-        "100 % the fleet's model, 0 % the fleet's model fitted to own images, 0 % trained alone; and 7 images without "
-        "labels"
+        "100 % the fleet's model, 0 % the fleet's model fitted to own samples, 0 % trained alone; and 7 samples "
+        "without labels"
     )

@@ -274,7 +274,7 @@ def test_images_without_labels_are_others_than_any_device_has(
         choose_personalized_heads(simulation, workers)
     result = assemble(simulation, engine="fast")
     assert [head.unlabelled for head in result.details.own_heads] == [12, 12, 12]
-    assert "12 images without labels have half of a head" in told(result, "own_heads")
+    assert "12 samples without labels have half of a head" in told(result, "own_heads")
 
 
 def test_too_few_images_for_those_without_labels_are_said(short_task: Any, tmp_path: Path) -> None:

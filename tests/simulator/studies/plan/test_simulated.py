@@ -92,6 +92,6 @@ def test_public_samples_give_the_directions_that_a_board_computes() -> None:
 @pytest.mark.parametrize(("labelled", "beats"), [(0.78, True), (0.6, False)])
 def test_labelled_public_samples_that_beat_the_fleet_are_named(labelled: float, beats: bool) -> None:
     said = PublicGain(200, 0.607, 0.662, labelled).in_words
-    assert "200 such images that are public" in said
+    assert "200 such samples that are public" in said
     assert "66.2 % in place of 60.7 %" in said
     assert (f"{100 * labelled:.1f} %" in said, "train on them" in said) == (True, beats)
