@@ -15,7 +15,7 @@ import numpy as np
 from hushfleet.aggregator.config.secure_aggregation import LEAST_SHARE
 from hushfleet.aggregator.planning.gain_errors import Answer, Intervals, Way, gain_errors
 from hushfleet.aggregator.planning.gain_table import Estimate, GainTable, gain_table, table_name
-from hushfleet.data.form import may_be_images
+from hushfleet.data.form import SAMPLE_RATE, SEGMENT_S, may_be_images
 from hushfleet.durations import describe_duration
 from hushfleet.errors import BadInput, PrivacyError
 from hushfleet.methods.hush_rule import signal
@@ -55,6 +55,8 @@ class Question:
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
+        if self.features.startswith(SOUND):
+            return self.shape or (1, 1, round(SEGMENT_S * SAMPLE_RATE))
         side = 8 if self.features == "filters" else 28
         return self.shape or (1, side, side)
 

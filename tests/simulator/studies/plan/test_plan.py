@@ -194,7 +194,10 @@ def test_the_file_that_it_writes_is_a_task_with_the_same_numbers(app: typer.Type
     assert "exists already" in str(again.exception)
 
 
-@pytest.mark.parametrize("changes", [{"local": True}, {"features": "filters"}, {"classes": 3, "honest_fraction": 0.7}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"local": True}, {"features": "filters"}, {"features": "sound:speech"}, {"classes": 3, "honest_fraction": 0.7}],
+)
 def test_other_plans_are_tasks_too(changes: dict[str, object], tmp_path: Path) -> None:
     asked = Question(**{"devices": 200, "images": 20, "classes": 10, "epsilon": 2.0, **changes})  # type: ignore[arg-type]
     path = tmp_path / "task.toml"
@@ -202,6 +205,7 @@ def test_other_plans_are_tasks_too(changes: dict[str, object], tmp_path: Path) -
     task, needed = load_task(path), needs(asked)
     spent = epsilon([Step(task.privacy_spec(size=needed.values).noise_multiplier, 1.0, needed.rounds)], delta=1e-5)
     assert spent == pytest.approx(2.0, rel=1e-6)
+    assert task.data.name == ("sound" if asked.features == "sound:speech" else "folder")
 
 
 def test_the_features_of_any_file_name_can_be_read_again() -> None:
