@@ -80,9 +80,7 @@ def _status(
             console.print(table(source.view(), details=details))
             if details:
                 key = service(FleetFolder(folder)).public_key.hex()
-                console.print(
-                    f'fleet.service_key = "{key}" in the DEVICE.toml of a board without a card', soft_wrap=True
-                )
+                console.print(f'a board without a card has in DEVICE.toml: fleet.service_key = "{key}"', soft_wrap=True)
         else:
             with Live(table(source.view(), details=details), console=Console(), auto_refresh=False) as live:
                 while True:

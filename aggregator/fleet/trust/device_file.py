@@ -34,9 +34,8 @@ def kind_of(data: DataSection) -> OwnData:
 def fits(data: DataSection, kind: str) -> bool:
     """Returns whether boards with data of a kind can train a task on them."""
     wanted = kind_of(data)
-    if "sound" in (kind, wanted) or kind != "folder":
-        return (kind == "sound") == (wanted == "sound")
-    return wanted == "folder" or may_be_images(data.shape)
+    tables_fit = kind != "folder" or wanted == "folder" or may_be_images(data.shape)
+    return tables_fit if "sound" not in (kind, wanted) else kind == wanted
 
 
 def card_limits(config: FleetConfig) -> dict[str, Any]:

@@ -238,8 +238,8 @@ class FleetWatch(contextlib.AbstractContextManager["FleetWatch"]):
 
     def _unfit(self) -> list[Problem]:
         with contextlib.suppress(BadInput):  # a task file that is being written by hand
-            why = kind_note(load_task(self._folder.task), self._folder.config)
-            return [] if why is None else [Problem(why, KIND_ADVICE, urgent=True)]
+            if (why := kind_note(load_task(self._folder.task), self._folder.config)) is not None:
+                return [Problem(why, KIND_ADVICE, urgent=True)]
         return []
 
     def _seasons(self, now: float) -> SeasonView | None:

@@ -163,8 +163,7 @@ def plan(options: PlanOptions) -> None:
         except OSError as error:
             raise BadInput(f"--out {out}: it cannot be written: {error.strerror}") from error
         if not options.as_json:
-            is_sound = asked.input_shape[:2] == (1, 1)
-            shape = "segment_s" if is_sound else "input_shape"
+            shape = "segment_s" if asked.input_shape[:2] == (1, 1) else "input_shape"
             fill_in = f"see that {shape} is right" if names else f"fill in class_names, and see that {shape} is right"
             console.print(f"task    {escape(str(out))}: {fill_in}; to simulate it, set data.path", soft_wrap=True)
 

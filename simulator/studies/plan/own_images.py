@@ -79,14 +79,8 @@ def own_images(data: str, shape: tuple[int, int, int], *, data_dir: Path | None)
         if any(file.lower().endswith(SOUND_ENDINGS) for file in files_below(path, data=path)):
             shape = shape if shape[:2] == (1, 1) else (1, 1, round(SEGMENT_S * SAMPLE_RATE))
             sound = SoundForm(SAMPLE_RATE, shape[2], one_a_clip=True)
-        moments = (0.0,) * shape[0], (1.0,) * shape[0]
-        form: FileForm = {
-            "input_shape": shape,
-            "class_names": names,
-            "mean": moments[0],
-            "std": moments[1],
-            "sound": sound,
-        }
+        zeros, ones = (0.0,) * shape[0], (1.0,) * shape[0]
+        form: FileForm = {"input_shape": shape, "class_names": names, "mean": zeros, "std": ones, "sound": sound}
         whole = joined([load_folder(place, **form) for place in places])
         classes, held = len(names), stratified_choice(whole.y, round(TEST_SHARE * len(whole)), _rng())
         train, test = whole.take(np.setdiff1d(np.arange(len(whole)), held)), whole.take(held)
