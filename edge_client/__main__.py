@@ -144,7 +144,8 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
                 metavar="FILE",
                 type=Path,
                 nargs="+",
-                help="a JPEG, PNG, ... file; a WAV, FLAC, ... file; a CSV or .npz file of values",
+                help="a JPEG, PNG, ... file; a WAV file at the task's rate (with the extra `sound`, which cards lack, "
+                "also FLAC, ... and other rates); a CSV or .npz file of values",
             )
         if name in ("predict", "listen"):
             command.add_argument(

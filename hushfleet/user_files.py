@@ -75,8 +75,9 @@ def checked_folder(folder: Path, option: str = "--out") -> Path:
 
 def checked_file(file: Path, option: str = "--out") -> Path:
     """Returns the file, which need not exist yet. Raises `BadInput` if it cannot be written."""
-    if os.path.isdir(file):
-        raise BadInput(f"{option} {file} is a folder; give the name of a file")
+    if os.path.isdir(file) or str(file) == "-":
+        what = "is no file: nothing is printed in its place" if str(file) == "-" else "is a folder"
+        raise BadInput(f"{option} {file} {what}; give the name of a file")
     _check_place(file, file.absolute().parents, option)
     return file
 

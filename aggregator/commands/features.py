@@ -54,7 +54,9 @@ def _make(
     """
     from hushfleet.models.features.backbone import from_bytes
     from hushfleet.models.features.make import find_source, make
+    from hushfleet.user_files import checked_file
 
+    checked_file(out)
     found = find_source(source)
     how = {"network_shape": input_shape, "image_shape": image_shape, "mean": mean, "std": std}
     made = make(found.data, border=border, cut=cut, **how)

@@ -20,7 +20,7 @@ from hushfleet.aggregator.fleet.software.releases import write_first
 from hushfleet.aggregator.fleet.tasks.next_task import copy, files_to_copy, task_text
 from hushfleet.aggregator.fleet.tasks.task_check import season_limits
 from hushfleet.aggregator.fleet.trust.authority import Authority, make_key, private_pem
-from hushfleet.aggregator.fleet.trust.device_file import DATA, LIMITS
+from hushfleet.aggregator.fleet.trust.device_file import DATA, LIMITS, kind_of
 from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, SERVICE_NAME, FleetConfig, FleetFolder
 from hushfleet.aggregator.fleet.trust.own_certificates import STEMS, write_own
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
@@ -122,4 +122,6 @@ def _device_defaults(task: Task, text: str) -> dict[str, Any]:
     privacy = tomllib.loads(text).get("privacy", {})
     if "accounting" in privacy:
         limits["accounting"] = privacy["accounting"]
-    return {"data": dict(DATA), "limits": limits}
+    kind = kind_of(task.data)
+    path = DATA["path"] + "/samples.npz" * (kind == "arrays")
+    return {"data": {"kind": kind, "path": path}, "limits": limits}

@@ -15,6 +15,7 @@ import numpy as np
 from hushfleet.aggregator.config.secure_aggregation import LEAST_SHARE
 from hushfleet.aggregator.planning.gain_errors import Answer, Intervals, Way, gain_errors
 from hushfleet.aggregator.planning.gain_table import Estimate, GainTable, gain_table, table_name
+from hushfleet.data.form import SAMPLE_RATE, SEGMENT_S, may_be_images
 from hushfleet.durations import describe_duration
 from hushfleet.errors import BadInput, PrivacyError
 from hushfleet.methods.hush_rule import signal
@@ -54,6 +55,8 @@ class Question:
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
+        if self.features.startswith(SOUND):
+            return self.shape or (1, 1, round(SEGMENT_S * SAMPLE_RATE))
         side = 8 if self.features == "filters" else 28
         return self.shape or (1, side, side)
 
@@ -152,12 +155,20 @@ class Advice:
         by = f" ({self.images_by})" if self.images_by else ""
         fleet = f"{asked.devices} devices with {asked.images} samples each{by}, {alike}, at epsilon {asked.epsilon:g}"
         gain = f"{self.intervals.own} over staying alone"
-        own = "measure it with samples like yours: hushfleet plan --data FOLDER, or hushfleet simulate"
         if self.estimate.outside:
-            return f"Not measured: {fleet}: {self.estimate.outside[0]}. The nearest that was: {gain}; {own}"
+            return f"Not measured: {fleet}: {self.estimate.outside[0]}. The nearest that was: {gain}; {self._measure}"
         return verdict(self.answer, f"{fleet}: {gain}", self.lasts_s) + (
-            f"; {own}" if self.answer == "perhaps" and self.way == "other data" else ""
+            f"; {self._measure}" if self.answer == "perhaps" and self.way == "other data" else ""
         )
+
+    @property
+    def _measure(self) -> str:
+        asked = self.question
+        if asked.features.startswith(SOUND):
+            return f"measure it with clips like yours: hushfleet plan --data FOLDER --features {asked.features}"
+        if not may_be_images(asked.shape):
+            return "measure it with data like yours: hushfleet simulate"
+        return "measure it with images like yours: hushfleet plan --data FOLDER, or hushfleet simulate"
 
     @cached_property
     def sizes(self) -> list[Advice]:

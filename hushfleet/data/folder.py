@@ -95,6 +95,23 @@ def load_folder_set(path: Path, *, by_device: bool = False, **form: Unpack[FileF
     )
 
 
+def class_places(path: Path) -> tuple[list[Path], list[str]]:
+    """Returns the folders that have class folders, and the names of the classes.
+
+    It is `path` itself; but if its sub-folders have only folders whose names repeat, it is these, as in
+    DEVICE/CLASS or train/CLASS.
+    """
+    places = [path]
+    for _ in range(3):  # links may make it endless
+        below = [place / name for place in places for name in _folders(place)]
+        inner = [name for each in below for name in _folders(each)]
+        files = (file for each in below for file in each.iterdir() if file.is_file() and file.name[0] != ".")
+        if len(set(inner)) == len(inner) or any(files):
+            break
+        places = below
+    return places, sorted({name for place in places for name in _folders(place)})
+
+
 def _folders(path: Path) -> list[str]:
     """Returns the names of the sub-folders that are not hidden, sorted."""
     found = path.iterdir() if path.is_dir() else ()
@@ -112,19 +129,23 @@ def _load_part(place: Path, devices: Sequence[str], form: FileForm) -> tuple[Sam
     parts = [load_folder(place / name, **form) for name in found]
     number = {name: place for place, name in enumerate(devices)}
     owners = np.repeat([number.get(name, -1) for name in found], list(map(len, parts))).astype(np.int64)
+    return joined(parts), owners
+
+
+def joined(parts: Sequence[Samples]) -> Samples:
+    """Returns the samples of several folders with the same form."""
     images = [each.images for each in parts]
     same = images if len({each.dtype for each in images}) == 1 else list(map(unit_pixels, images))
     clips, before = [], 0
     for each in parts:
         clips.append(each.records[1] + before)
         before += len(each.records[0])
-    joined = replace(
+    return replace(
         parts[0],
         images=np.concatenate(same),
         labels=np.concatenate([each.labels for each in parts]),
-        clips=np.concatenate(clips) if form.get("sound") else None,
+        clips=None if parts[0].clips is None else np.concatenate(clips),
     )
-    return joined, owners
 
 
 def load_folder(path: Path, **form: Unpack[FileForm]) -> Samples:

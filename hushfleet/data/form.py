@@ -127,6 +127,11 @@ class SampleForm(Checked):
 ANY_FORM = SampleForm()
 
 
+def may_be_images(shape: tuple[int, ...] | None) -> bool:
+    """Returns whether samples of a shape may be images; None: only the data say it."""
+    return shape is None or (shape[0] in (1, 3) and shape[1] > 1)
+
+
 def form_rules(section: str, kind_of: Callable[[Any], str], *, without: Sequence[str] = ()) -> Rules:
     """Returns the rules of a section that has the fields of `SampleForm`: each goes with some kinds of data.
 

@@ -57,6 +57,8 @@ def test_what_remains_of_a_board_that_has_left_is_what_the_server_knows(small_ye
     html = (folder.path / f"departed-{stolen}.html").read_text()
     assert all(each in done.output.replace("\n", " ") for each in NOT_BOUNDED[-1:])
     assert "in use: autumn continues them" in html
+    folder.task.write_text(folder.task.read_text().replace('name = "autumn"', 'name = "spring"'))
+    assert departed(folder, stolen).tasks.rows[0][-1] == "in use: the fleet's present task"
     small_year.desk.registry.forget(stolen)
     assert departed(folder, stolen).how == "forgotten"
     assert departed(folder, stolen).server == found.server

@@ -18,6 +18,7 @@ WORDS = {
     "audit": [TASK, "--out"],
     "compare": ["no-run", "--out"],
     "demo": ["--out"],
+    "features make": [TASK, "--out"],
     "flash": ["--fleet", "no-fleet", "--image", "no.img", "--out"],
     "fleet roster export": ["no-fleet", "--out"],
     "fleet roster sign": [TASK, "--key", TASK, "--out"],
@@ -62,7 +63,12 @@ def test_other_places_of_the_kind(tmp_path: Path) -> None:
     ):  # fmt: skip
         with pytest.raises(BadInput, match=why):
             checked_folder(place)
-    for place, why in ((tmp_path, "is a folder"), (file / "x", "is a file"), (tmp_path / ("a" * 300), "name too long")):
+    for place, why in (
+        (tmp_path, "is a folder"),
+        (Path("-"), "nothing is printed"),
+        (file / "x", "is a file"),
+        (tmp_path / ("a" * 300), "name too long"),
+    ):
         with pytest.raises(BadInput, match=why):
             checked_file(place)
     assert checked_folder(tmp_path / "new" / "run") == tmp_path / "new" / "run"

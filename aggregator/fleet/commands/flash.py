@@ -66,7 +66,9 @@ def flash(
 
     `hushfleet flash --fleet greenhouse --device greenhouse-07 --boot /media/me/bootfs`
     """
+    from hushfleet.aggregator.config.task import load_task
     from hushfleet.aggregator.fleet.software import cards as content
+    from hushfleet.aggregator.fleet.tasks.task_check import KIND_ADVICE, kind_note
     from hushfleet.aggregator.report.console import Console
     from hushfleet.aggregator.report.progress import show_progress
     from hushfleet.firmware_profiles.cards.boot_partition import ImageBoot, MountedBoot
@@ -113,6 +115,7 @@ def flash(
         for card, place in _copies(cards, image, out) if image and out else [(cards[0], partition)]:
             written = write_card(place, card)
             expires = content.note_token(folder, registry, card)
+        unfit = kind_note(load_task(folder.task), folder.config)
     names = cards[0].device if len(cards) == 1 else f"{cards[0].device} to {cards[-1].device}, {len(cards)} cards"
     print(
         f"written: {names}\n"
@@ -130,6 +133,8 @@ def flash(
         "the first start takes some minutes; the board then shows up in: hushfleet fleet status DIR\n"
         "if it does not: put the card back into the reader and look at hushfleet/install.log on its boot partition"
     )
+    if unfit is not None:
+        print(f"note: {unfit}. {KIND_ADVICE}")
     if replaced:
         print(f"cards that were written before and stop working: {' '.join(replaced)}")
 

@@ -54,7 +54,7 @@ def _task(
     from hushfleet.aggregator.fleet.tasks.next_task import set_task
     from hushfleet.aggregator.fleet.tasks.pay import pay_of_fleet
     from hushfleet.aggregator.fleet.tasks.seasons import season_view
-    from hushfleet.aggregator.fleet.tasks.task_check import season_note, spread
+    from hushfleet.aggregator.fleet.tasks.task_check import KIND_ADVICE, kind_note, season_note, spread
     from hushfleet.aggregator.fleet.trust.folder import FleetFolder
     from hushfleet.aggregator.fleet.watching.watch import view_now
 
@@ -75,6 +75,8 @@ def _task(
         print(f"{found.in_words}.")
     if seasons is not None:
         print(f"it repeats: {descriptions.season(seasons, now=now_s)}")
+    if (why := kind_note(checked, folder.config)) is not None:
+        print(f"note: {why}. {KIND_ADVICE}")
     if (why := season_note(checked, folder.config)) is not None:
         print(f"note: {why}")
     if run is not None and run.rounds_closed and not goes_on and checked.model.start is None:

@@ -72,6 +72,7 @@ def _init(
     from hushfleet.aggregator.fleet.tasks.task_check import obstacles, thresholds
     from hushfleet.aggregator.fleet.trust import keys
     from hushfleet.aggregator.fleet.trust.access import apply
+    from hushfleet.aggregator.fleet.trust.device_file import kind_of
     from hushfleet.aggregator.fleet.trust.folder import (
         BrokerPart,
         FleetConfig,
@@ -82,6 +83,7 @@ def _init(
     from hushfleet.aggregator.fleet.trust.keys import sum_facts
     from hushfleet.aggregator.fleet.units import write_units
     from hushfleet.aggregator.results.server_sees import server_sees
+    from hushfleet.data.form import FOLDERS
     from hushfleet.toml_text import toml_value
     from hushfleet.wire.format.topics import check_new_name
 
@@ -107,6 +109,9 @@ def _init(
         shutil.rmtree(made.path, ignore_errors=True)  # `path` may be a link, which `rmtree` leaves
         raise
     named, intro = ", ".join(checked.data.class_names), "secure aggregation: "
+    kind = kind_of(checked.data)
+    of = "sound" if kind == "sound" else "images"
+    holds = f"folders of {of}, one for each class" if kind in FOLDERS else f"data, of kind {kind!r}, with the labels"
     if checked.privacy.accounting != "secure":
         intro = "this task has no secure aggregation: server and broker see each board's update. In a task with it: "
     whose = (
@@ -123,12 +128,13 @@ def _init(
         offline = ""
     print(
         f"the fleet {name} is in {path}: boards will reach its broker at {folder.broker_url}\n"
-        + f"each board's folders of images, one for each class: {named}\n" * bool(named)
+        + f"each board's {holds}: {named}\n" * bool(named)
         + f"{intro}{server_sees(sum_facts(folder), min_devices=folder.config.secure_sums.min_devices)}\n{whose}\n"
         + f"its services: sudo cp {units[0].parent}/*.service /etc/systemd/system/; or in one terminal: hushfleet "
         f"fleet up {path}\n"
         + "".join(f"note: {why}\n" for why in notes)
-        + f"{offline}a round opens with {thresholds(checked, folder, boards=0, blocked=0, begun=False).needed} boards\n"
+        + f"{offline}a round opens with {thresholds(checked, folder, boards=0, blocked=0, begun=False).needed} boards; "
+        f"for a smaller fleet lower data.devices = {checked.data.devices} (and round.min_devices) in the task\n"
         f"next: hushfleet fleet add {path} --count N --board BOARD   (`hushfleet boards` lists them)"
     )
 

@@ -50,6 +50,7 @@ def _status(
     from rich.live import Live
 
     from hushfleet.aggregator.fleet.trust.folder import FleetFolder
+    from hushfleet.aggregator.fleet.trust.keys import service
     from hushfleet.aggregator.fleet.trust.membership import chosen_ids, is_fleet, membership
     from hushfleet.aggregator.fleet.watching.table import table
     from hushfleet.aggregator.fleet.watching.watch import FleetWatch
@@ -77,6 +78,9 @@ def _status(
             if not console.is_terminal:  # what a program or a log gets is not cut to 80 columns
                 console.width = WIDTH
             console.print(table(source.view(), details=details))
+            if details:
+                key = service(FleetFolder(folder)).public_key.hex()
+                console.print(f'a board without a card has in DEVICE.toml: fleet.service_key = "{key}"', soft_wrap=True)
         else:
             with Live(table(source.view(), details=details), console=Console(), auto_refresh=False) as live:
                 while True:

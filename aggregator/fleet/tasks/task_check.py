@@ -15,7 +15,7 @@ from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.fleet.tasks.pay import told_images
 from hushfleet.aggregator.fleet.tasks.payment import Payment, pace
 from hushfleet.aggregator.fleet.tasks.spending import Spending
-from hushfleet.aggregator.fleet.trust.device_file import LIMITS, card_limits
+from hushfleet.aggregator.fleet.trust.device_file import DATA, LIMITS, card_limits, fits, kind_of
 from hushfleet.aggregator.fleet.trust.folder import FleetConfig, FleetFolder
 from hushfleet.aggregator.fleet.trust.registry import boards_of
 from hushfleet.aggregator.planning.evaluation_error import useless_evaluation
@@ -217,6 +217,23 @@ def season_note(task: Task, config: FleetConfig) -> str | None:
     if budget.period_s == asked.period_s and budget.lifetime >= asked.lifetime and _pays(task, budget):
         return None
     return f"the limits on the cards do not follow the seasons of {task.name}. {_season_line(wanted)}"
+
+
+def kind_note(task: Task, config: FleetConfig) -> str | None:
+    """Says that the cards name another kind of data than the task trains on; None if they do not.
+
+    Nothing refuses it, because boards may have been configured by hand.
+    """
+    kind = str(config.device.get("data", {}).get("kind", DATA["kind"]))
+    if fits(task.data, kind):
+        return None
+    return (
+        f"{task.name} trains on data of kind {kind_of(task.data)!r}, and cards get data.kind = {kind!r}: such boards "
+        "are charged for noise alone, or decline"
+    )
+
+
+KIND_ADVICE = "Write the kind into [device.data] of fleet.toml, and into the DEVICE.toml of boards that have a card."
 
 
 def _pays(task: Task, budget: Budget) -> bool:

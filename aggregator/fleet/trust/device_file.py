@@ -6,10 +6,12 @@ import copy
 from pathlib import PurePosixPath
 from typing import Any
 
+from hushfleet.aggregator.config.sections import DataSection
 from hushfleet.aggregator.fleet.trust import keys
 from hushfleet.aggregator.fleet.trust.folder import FleetConfig, FleetFolder
 from hushfleet.aggregator.storage.board import Board
 from hushfleet.aggregator.storage.identity_file import load_or_create
+from hushfleet.data.form import TABLES, OwnData, may_be_images
 from hushfleet.toml_text import to_toml
 
 STATE_DIR = "/var/lib/hushfleet"
@@ -18,6 +20,22 @@ DATA = {"kind": "folder", "path": "/var/lib/hushfleet-images"}
 LIMITS: dict[str, Any] = {"epsilon_server": 8.0, "delta": 1e-5}
 """The limits that `fleet init` writes into fleet.toml."""
 CA_FILE = "/etc/hushfleet/ca.pem"
+
+
+def kind_of(data: DataSection) -> OwnData:
+    """Returns the kind of the boards' data that a task is made for."""
+    if data.form.sample_rate:
+        return "sound"
+    if data.name in TABLES:
+        return "csv"
+    return "arrays" if data.name == "arrays" and not may_be_images(data.shape) else "folder"
+
+
+def fits(data: DataSection, kind: str) -> bool:
+    """Returns whether boards with data of a kind can train a task on them."""
+    wanted = kind_of(data)
+    tables_fit = kind != "folder" or wanted == "folder" or may_be_images(data.shape)
+    return tables_fit if "sound" not in (kind, wanted) else kind == wanted
 
 
 def card_limits(config: FleetConfig) -> dict[str, Any]:

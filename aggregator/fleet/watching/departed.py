@@ -190,7 +190,7 @@ def _tasks(
         elif not part.accepted:
             use = "none has an update of it"
         elif task in present:
-            use = "in use" if task == present[0] else f"in use: {present[0]} continues them"
+            use = "in use: the fleet's present task" if task == present[0] else f"in use: {present[0]} continues them"
         else:
             use = "not in use; kept in the run's folder"
         said = ("", "") if part is None else (f"{part.accepted}", number(part.stated))

@@ -21,7 +21,7 @@ from hushfleet.aggregator.fleet.tasks.pay import pay_of_fleet
 from hushfleet.aggregator.fleet.tasks.seasons import season_view
 from hushfleet.aggregator.fleet.tasks.spending import Spending
 from hushfleet.aggregator.fleet.tasks.sums import SumsWatch
-from hushfleet.aggregator.fleet.tasks.task_check import waits
+from hushfleet.aggregator.fleet.tasks.task_check import KIND_ADVICE, kind_note, waits
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.fleet.trust.own_certificates import AUTHORITY, ends
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
@@ -203,6 +203,7 @@ class FleetWatch(contextlib.AbstractContextManager["FleetWatch"]):
                 *_problems(service, aggregator, run, why_ended(self._folder)),
                 *(() if paused else self._waits(run, boards, aggregator != "stopped", now)),
                 *old_copy_problems(boards, newest_round=self._course.round),
+                *self._unfit(),
                 *of_sums,
                 *descriptions.season_problems(season),
                 *certificate_problems(own, authority, now=now),
@@ -233,6 +234,12 @@ class FleetWatch(contextlib.AbstractContextManager["FleetWatch"]):
         with contextlib.suppress(BadInput):  # a task file that is being written by hand
             closed = 0 if run is None else run.rounds_closed
             return waits(self._folder, boards, round=closed + 1, waiting=waiting, is_open=is_open, now=now)
+        return []
+
+    def _unfit(self) -> list[Problem]:
+        with contextlib.suppress(BadInput):  # a task file that is being written by hand
+            if (why := kind_note(load_task(self._folder.task), self._folder.config)) is not None:
+                return [Problem(why, KIND_ADVICE, urgent=True)]
         return []
 
     def _seasons(self, now: float) -> SeasonView | None:

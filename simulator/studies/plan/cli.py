@@ -90,6 +90,7 @@ def plan(options: PlanOptions) -> None:
     from rich.markup import escape
 
     from hushfleet.aggregator.config.season import SeasonSection
+    from hushfleet.aggregator.config.sections import ModelSection
     from hushfleet.aggregator.planning.advice import Advice, Question
     from hushfleet.aggregator.planning.gain_table import GainTable
     from hushfleet.aggregator.planning.year import Year
@@ -120,6 +121,10 @@ def plan(options: PlanOptions) -> None:
             f"--features {options.features}: there are {', '.join(FEATURES)}, torchvision:NAME, timm:NAME, sound:speech "
             "and your own FILE.onnx"
         )
+    try:
+        ModelSection(name="linear", features=options.features)
+    except ValueError as error:
+        raise BadInput(f"--features {options.features}: {error}") from error
     if (options.classes is None) == (options.data is None):
         raise BadInput("give either --classes or --data, whose images have classes of their own")
     profiles = [load_board(name.strip()) for name in options.boards.split(",") if name.strip()]
@@ -127,13 +132,13 @@ def plan(options: PlanOptions) -> None:
     asked = Question(**given | {"classes": options.classes or 0, "shape": read_shape(options.shape)})
     try:
         table: GainTable | None = None
-        names: tuple[str, ...] = ()
+        names, stand_in = tuple[str, ...](), ""
         if options.data is not None:
             from hushfleet.simulator.studies.plan.own_images import measured_table, own_images
 
             with show_progress(Console(stderr=True, highlight=False)):
                 own = own_images(options.data, asked.input_shape, data_dir=options.data_dir)
-                names = own.class_names
+                names, stand_in = own.class_names, own.stand_in
                 asked = replace(asked, classes=own.classes, shape=own.train.images.shape[1:])
                 table = measured_table(asked, own)
         advice, needed, year = Advice.on(asked, table), needs(asked, table), None
@@ -145,18 +150,22 @@ def plan(options: PlanOptions) -> None:
         raise BadInput(str(error)) from error
     costs = [BoardCosts.of(board, asked, needed, table) for board in profiles]
     if options.as_json:
-        print(json.dumps(to_plain(advice, needed, costs, year), indent=2))
+        print(json.dumps({"class_names": names, **to_plain(advice, needed, costs, year)}, indent=2))
     else:
-        show(Console(highlight=False), advice, needed, costs, year)
+        console = Console(highlight=False)
+        if names:
+            console.print(f"{len(names)} classes: {escape(', '.join(names))}\n", soft_wrap=True)
+        show(console, advice, needed, costs, year)
     if out is not None:
         try:
             with out.open("x", encoding="utf-8") as file:
-                file.write(task_text(asked, needed, table, class_names=names, year=year))
+                file.write(task_text(asked, needed, table, class_names=names, stand_in=stand_in, year=year))
         except OSError as error:
             raise BadInput(f"--out {out}: it cannot be written: {error.strerror}") from error
         if not options.as_json:
-            fill_in = "see that input_shape is right" if names else "fill in class_names and input_shape"
-            Console(highlight=False).print(f"task    {escape(str(out))}: {fill_in}, then run it")
+            shape = "segment_s" if asked.input_shape[:2] == (1, 1) else "input_shape"
+            fill_in = f"see that {shape} is right" if names else f"fill in class_names, and see that {shape} is right"
+            console.print(f"task    {escape(str(out))}: {fill_in}; to simulate it, set data.path", soft_wrap=True)
 
 
 def read_shape(text: str | None) -> tuple[int, int, int] | None:

@@ -13,7 +13,7 @@ from onnxruntime import InferenceSession
 from hushfleet.aggregator.payloads.public_data import LEAST as LEAST_PUBLIC
 from hushfleet.aggregator.planning.advice import Question
 from hushfleet.aggregator.planning.gain_table import GainTable, PublicGain
-from hushfleet.data.folder import load_folder
+from hushfleet.data.folder import FileForm, class_places, joined, load_folder
 from hushfleet.data.form import SAMPLE_RATE, SEGMENT_S
 from hushfleet.data.partition import stratified_choice
 from hushfleet.data.samples import Samples
@@ -44,6 +44,7 @@ class OwnImages:
 
     :param name: text that names their source.
     :param class_names: names of a folder's sub-folders; empty for a data set, which stands for images of other classes.
+    :param stand_in: the folder, if it has the class folders itself; else empty.
     """
 
     name: str
@@ -51,6 +52,7 @@ class OwnImages:
     train: Samples
     test: Samples
     class_names: tuple[str, ...] = ()
+    stand_in: str = ""
 
 
 def own_images(data: str, shape: tuple[int, int, int], *, data_dir: Path | None) -> OwnImages:
@@ -60,13 +62,14 @@ def own_images(data: str, shape: tuple[int, int, int], *, data_dir: Path | None)
         for another shape, its loudest second.
     :raises BadInput: there are no such images, or fewer than two classes, or a class of one image.
     """
-    names: list[str] = []
+    names, stand_in = list[str](), ""
     if data in SOURCES:
         found = load(data, data_dir=data_dir)
         classes, train, test = len(found.class_names), found.train, found.test
     else:
         path = Path(data)
-        names = sorted(each.name for each in path.iterdir() if each.is_dir()) if path.is_dir() else []
+        places, names = class_places(path)
+        stand_in = str(path.absolute()) if places == [path] else ""
         if len(names) < 2:
             raise BadInput(
                 f"--data {data}: neither a folder with a sub-folder of images for each class, or of sound, two or "
@@ -76,15 +79,16 @@ def own_images(data: str, shape: tuple[int, int, int], *, data_dir: Path | None)
         if any(file.lower().endswith(SOUND_ENDINGS) for file in files_below(path, data=path)):
             shape = shape if shape[:2] == (1, 1) else (1, 1, round(SEGMENT_S * SAMPLE_RATE))
             sound = SoundForm(SAMPLE_RATE, shape[2], one_a_clip=True)
-        moments = (0.0,) * shape[0], (1.0,) * shape[0]
-        whole = load_folder(path, input_shape=shape, class_names=names, mean=moments[0], std=moments[1], sound=sound)
+        zeros, ones = (0.0,) * shape[0], (1.0,) * shape[0]
+        form: FileForm = {"input_shape": shape, "class_names": names, "mean": zeros, "std": ones, "sound": sound}
+        whole = joined([load_folder(place, **form) for place in places])
         classes, held = len(names), stratified_choice(whole.y, round(TEST_SHARE * len(whole)), _rng())
         train, test = whole.take(np.setdiff1d(np.arange(len(whole)), held)), whole.take(held)
     train, test = _some(train, MOST_TRAIN), _some(test, MOST_TEST)
     for part in (train, test):
         if (np.bincount(part.y, minlength=classes) == 0).any():
             raise BadInput(f"--data {data}: a class has too few images to train on some and to test with others")
-    return OwnImages(data, classes, train, test, tuple(names))
+    return OwnImages(data, classes, train, test, tuple(names), stand_in)
 
 
 def measured_table(asked: Question, own: OwnImages) -> GainTable:
@@ -93,11 +97,12 @@ def measured_table(asked: Question, own: OwnImages) -> GainTable:
     A gain depends on r, and very little on the number of devices. So if there are too few images for a fleet, a smaller
     fleet with the same r is simulated.
     """
-    devices = min(asked.devices, len(own.train) // asked.images)
-    if devices < min(LEAST_DEVICES, asked.devices):
+    devices, least = min(asked.devices, len(own.train) // asked.images), min(LEAST_DEVICES, asked.devices)
+    what = "clips" if own.train.images.dtype == np.int16 else "images"
+    if devices < least:
         raise BadInput(
-            f"--data {own.name}: {len(own.train)} images to train on are too few for {LEAST_DEVICES} devices with "
-            f"{asked.images} each; give more of them, or fewer to a device (--images)"
+            f"--data {own.name}: {len(own.train)} {what} to train on are too few: at least {least} devices are needed, "
+            f"with {asked.images} each; give more of them, or fewer to a device (--images)"
         )
     given = _some(own.train, 2 * devices * asked.images)  # enough for different images with each seed
     extractor = get_features(asked.features, given.images.shape[1:])
@@ -130,7 +135,6 @@ def measured_table(asked: Question, own: OwnImages) -> GainTable:
         "features": {name: {"count": extractor.count, "graph_bytes": len(extractor.graph), "image_s": image_s}},
         "fleets": [who | {"alpha": asked.alpha, "honest": 1.0} | over_seeds(lines)],
     }
-    what = "clips" if given.images.dtype == np.int16 else "images"
     few = f"there are {what} for {devices} devices of {asked.devices}; they were simulated with the noise of all"
     return GainTable(
         plain,

@@ -23,12 +23,14 @@ def task_text(
     table: GainTable | None = None,
     *,
     class_names: Sequence[str] = (),
+    stand_in: str = "",
     year: Year | None = None,
 ) -> str:
     """Returns a task for boards with class folders.
 
     :param table: the fleet's own simulation, which the task keeps.
     :param class_names: empty: the user fills them in.
+    :param stand_in: the folder of public samples that was measured, if it has the class folders; empty: another one.
     :param year: repeats the task in each of its periods; None: once.
     """
     return filled(
@@ -39,6 +41,7 @@ def task_text(
         needed=needed,
         class_names=[*class_names] or [f"class-{index}" for index in range(1, asked.classes + 1)],
         min_devices=MIN_DEVICES,
+        stand_in=stand_in,
         year=year,
         infinity=math.inf,
         is_sound=asked.input_shape[:2] == (1, 1),

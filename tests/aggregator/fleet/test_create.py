@@ -7,6 +7,7 @@ import tomllib
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import assume, given, settings
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.fleet.tasks.next_task import set_task
+from hushfleet.aggregator.fleet.trust import keys
 from hushfleet.aggregator.fleet.trust.device_file import device_toml
 from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetConfig, FleetFolder
 from hushfleet.aggregator.fleet.trust.members import counted, from_csv
@@ -96,6 +98,40 @@ def test_init_says_which_folders_boards_need(tmp_path: Path, task: Path) -> None
     task.write_text(TASK.replace('"digits"', '"folder"\nclass_names = ["a", "b"]\ninput_shape = [1, 8, 8]'))
     words = ("--broker-name", "broker.example", "--task", task, "--classes", "cat,dog")
     assert "one for each class: cat, dog\n" in run("init", tmp_path / "plant", *words)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "said"),
+    [
+        ("folder", "folder", "folders of images, one for each class: a, b\n"),
+        ("sound", "sound", "folders of sound, one for each class: a, b\n"),
+        ("table", "csv", "data, of kind 'csv', with the labels: a, b\n"),
+        ("arrays", "arrays", "data, of kind 'arrays', with the labels: a, b\n"),
+    ],
+)
+def test_boards_get_the_kind_of_data_of_the_task(tmp_path: Path, task: Path, data: str, kind: str, said: str) -> None:
+    """Each fleet got `kind = "folder"`: boards of a task with sound were charged for noise alone, and nobody saw it."""
+    shape = "" if data == "sound" else f"\ninput_shape = {[1, 8, 8] if data == 'folder' else [9, 1, 1]}"
+    model = 'name = "digits-cnn"' if data == "folder" else 'name = "linear"'
+    text = TASK.replace('"digits"', f'"{data}"\nclass_names = ["a", "b"]{shape}')
+    task.write_text(text.replace('name = "digits-cnn"', model))
+    path, said_by_init = tmp_path / "plant", run("init", tmp_path / "plant", "--broker-name", "x", "--task", task)
+    assert f"each board's {said}" in said_by_init
+    assert "for a smaller fleet lower data.devices = 2 (and" in said_by_init
+    assert FleetFolder(path).config.device["data"]["kind"] == kind
+    with FleetRegistry(path) as registry:
+        registry.add(counted("plant", 2, known=[], board="generic-x86"))
+    key = keys.service(FleetFolder(path)).public_key.hex()
+    found = run("status", path, "--details")
+    assert f'fleet.service_key = "{key}"' in found
+    assert "charged for noise alone" not in found
+    file, other = path / FILE_NAME, "folder" if kind == "sound" else "sound"
+    file.write_text(file.read_text().replace(f'kind = "{kind}"', f'kind = "{other}"'))
+    warning = f"trains on data of kind {kind!r}, and cards get data.kind = {other!r}: such boards are charged for noise"
+    assert warning in " ".join(run("status", path).split())
+    task.write_text(task.read_text().replace('"small"', '"next"'))
+    with patch("hushfleet.aggregator.payloads.prepare.prepare"):
+        assert f"note: next {warning}" in run("task", path, task, "--now")
 
 
 def test_class_names_are_written_as_they_are(tmp_path: Path, task: Path) -> None:

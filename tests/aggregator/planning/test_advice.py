@@ -100,6 +100,21 @@ def test_the_answer_follows_from_the_interval_alone() -> None:
         assert ("samples like yours: hushfleet plan --data" in advice.in_words) == (answer == "perhaps")
 
 
+@pytest.mark.parametrize(
+    ("features", "shape", "said"),
+    [
+        ("scattering", None, "images like yours: hushfleet plan --data FOLDER, or"),
+        ("sound:speech", (1, 1, 16000), "clips like yours: hushfleet plan --data FOLDER --features sound:speech"),
+        ("of linear", (64, 1, 1), "data like yours: hushfleet simulate"),
+        ("unit-norm", (1, 1, 64), "data like yours: hushfleet simulate"),
+    ],
+)
+def test_it_names_a_command_that_takes_such_data(features: str, shape: tuple[int, int, int] | None, said: str) -> None:
+    question = Question(devices=60, images=20, classes=4, epsilon=4, features=features, shape=shape)
+    advice = dataclasses.replace(advice_of(Interval(0.0, 0.2), outside=("something",)), question=question)
+    assert f"measure it with {said}" in advice.in_words
+
+
 def test_a_fleet_that_was_not_measured_gets_no_answer() -> None:
     advice = advice_of(Interval(0.05, 0.2), outside=("alpha 0.3 was not measured",))
     assert advice.answer == "perhaps"

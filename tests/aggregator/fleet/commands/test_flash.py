@@ -117,11 +117,13 @@ def test_data_in_one_file_get_no_folder_of_that_name(tmp_path: Path, fleet: Flee
     (tmp_path / "greenhouse-07").mkdir()
     with pytest.raises(BadInput, match="in one file"):
         flash(*arguments, "--images", tmp_path)
-    flash(*arguments)
+    assert "charged for noise" not in flash(*arguments)
     files = read_back(out / "greenhouse-07.img", tmp_path / "card")
     assert tomllib.loads(files["hushfleet/device.toml"].decode())["data"] == {"kind": "csv", "path": "/srv/meter.csv"}
     assert files["hushfleet/images_path"].strip() == files["hushfleet/classes"].strip() == b""
     assert (out / "greenhouse-07.img").stat().st_mode & 0o777 == 0o600, "a token is in it"
+    (fleet.path / "fleet.toml").write_text(text.replace('"folder"', '"sound"'))
+    assert "get data.kind = 'sound': such boards are charged for noise alone" in flash(*arguments, "--force")
 
 
 @pytest.mark.parametrize("path", ["/home/pi/photos", "/tmp/photos", "photos"])

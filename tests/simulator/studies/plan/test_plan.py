@@ -90,7 +90,10 @@ def test_a_plan_is_measured_on_a_folder_of_images(
     done = CliRunner().invoke(app, [*asked, "--json", "--out", str(out)])
     found = json.loads(done.stdout)
     assert found["question"]["classes"] == 3
+    assert found["class_names"] == ["bright", "dark", "striped"]
     assert load_task(out).class_names == ("bright", "dark", "striped"), "as the folders are named"
+    out.write_text(out.read_text().replace("# path = ", "path = "))
+    assert load_task(out).data.path == tmp_path, "as it stands there, for a simulation"
     assert found["measured_on"].startswith("90 images")
     assert found["way"] == "simulated"
     assert {row["epsilon"] for row in found["epsilons"]} >= {2.0, 4.0}  # those that were simulated, and no others
@@ -99,10 +102,34 @@ def test_a_plan_is_measured_on_a_folder_of_images(
     assert 0.5 < found["accuracy"]["alone"] <= 1
     assert found["public"]["samples"] == 18, "a fifth of the images, for fourteen devices with the others"
     assert min(found["public"].values()) > 0.5
-    for changes, said in ((["--classes", "3"], "--classes or --data"), (["--images", "20"], "too few for 8 devices")):
+    for changes, said in (
+        (["--classes", "3"], "--classes or --data"),
+        (["--images", "20"], "too few: at least 8 devices are needed"),
+    ):
         assert said in str(CliRunner().invoke(app, [*asked, *changes]).exception)
     (tmp_path / "empty").mkdir()
     assert "has too few images" in str(CliRunner().invoke(app, asked).exception)
+
+
+@pytest.mark.parametrize("tops", [("a", "b", "c"), ("train", "test"), ("train/a", "train/b", "test/a")])
+def test_classes_are_the_inner_folders_if_their_names_repeat(tmp_path: Path, tops: tuple[str, ...]) -> None:
+    """The eight speakers of DEVICE/CLASS were taken for eight classes, and "It pays" was the answer."""
+    for top in tops:
+        for number, name in enumerate(("yes", "no") * 6):
+            write_clip(tmp_path / top / name / f"{number}.wav", np.full(800, 99, np.int16), 16000)
+    own = own_images(str(tmp_path), (1, 1, 800), data_dir=None)
+    assert (own.class_names, own.stand_in, own.classes) == (("no", "yes"), "", 2)
+    assert len(own.train) + len(own.test) == 12 * len(tops)
+    assert np.ptp(np.bincount(own.train.y)) <= 1
+
+
+@pytest.mark.parametrize("inner", ["", "2024", "{}"])
+def test_classes_are_the_outer_folders_otherwise(tmp_path: Path, inner: str) -> None:
+    for number, name in enumerate(("yes", "no") * 6):
+        write_clip(tmp_path / name / inner.format(name) / f"{number}.wav", np.full(800, 99, np.int16), 16000)
+        write_clip(tmp_path / name / f"more-{number}.wav", np.full(800, 99, np.int16), 16000)
+    own = own_images(str(tmp_path), (1, 1, 800), data_dir=None)
+    assert (own.class_names, own.stand_in) == (("no", "yes"), str(tmp_path))
 
 
 def test_a_folder_with_brackets_in_its_name_is_shown_as_it_is() -> None:
@@ -147,6 +174,9 @@ def test_features_that_no_task_has_are_refused(app: typer.Typer) -> None:
     found = CliRunner().invoke(app, [*OPTIONS, "--features", "scatter"])
     assert isinstance(found.exception, BadInput)
     assert "--features scatter: there are scattering, filters" in str(found.exception)
+    found = CliRunner().invoke(app, [*OPTIONS, "--features", "sound:log-mel"])
+    assert isinstance(found.exception, BadInput)
+    assert "a linear layer takes features = 'sound:speech'" in str(found.exception)
 
 
 def test_the_file_that_it_writes_is_a_task_with_the_same_numbers(app: typer.Typer, tmp_path: Path) -> None:
@@ -164,7 +194,10 @@ def test_the_file_that_it_writes_is_a_task_with_the_same_numbers(app: typer.Type
     assert "exists already" in str(again.exception)
 
 
-@pytest.mark.parametrize("changes", [{"local": True}, {"features": "filters"}, {"classes": 3, "honest_fraction": 0.7}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"local": True}, {"features": "filters"}, {"features": "sound:speech"}, {"classes": 3, "honest_fraction": 0.7}],
+)
 def test_other_plans_are_tasks_too(changes: dict[str, object], tmp_path: Path) -> None:
     asked = Question(**{"devices": 200, "images": 20, "classes": 10, "epsilon": 2.0, **changes})  # type: ignore[arg-type]
     path = tmp_path / "task.toml"
@@ -172,6 +205,7 @@ def test_other_plans_are_tasks_too(changes: dict[str, object], tmp_path: Path) -
     task, needed = load_task(path), needs(asked)
     spent = epsilon([Step(task.privacy_spec(size=needed.values).noise_multiplier, 1.0, needed.rounds)], delta=1e-5)
     assert spent == pytest.approx(2.0, rel=1e-6)
+    assert task.data.name == ("sound" if asked.features == "sound:speech" else "folder")
 
 
 def test_the_features_of_any_file_name_can_be_read_again() -> None:
