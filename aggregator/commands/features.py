@@ -26,7 +26,10 @@ def _group() -> None:
 
 
 def _shape(text: str) -> tuple[int, int, int]:
-    channels, height, width = map(int, text.split(","))
+    sizes = text.split(",")
+    if len(sizes) != 3 or not all(each.strip().isdecimal() and int(each) for each in sizes):
+        raise ValueError(f"{text!r} is not C,H,W: channels, height and width, as in 3,48,48")
+    channels, height, width = map(int, sizes)
     return channels, height, width
 
 

@@ -36,7 +36,7 @@ from hushfleet.progress import doing
 from hushfleet.schema import from_plain
 from hushfleet.wire.format.chunks import MAX_BLOB_BYTES, MAX_CHUNKS, chunk_count
 from hushfleet.wire.format.headed import MAX_HEADER_BYTES, MAX_LAYERS
-from hushfleet.wire.format.spec import MAX_SPEC_BYTES, BlobRef, DropoutSpec, ModelSpec, TaskSpec
+from hushfleet.wire.format.spec import MAX_SPEC_BYTES, UNIT_NORM, BlobRef, DropoutSpec, ModelSpec, TaskSpec
 
 if TYPE_CHECKING:
     from hushfleet.learning.graph_features import FeatureGraph
@@ -342,7 +342,7 @@ def _load_own(task: Task) -> DataSet | None:
         input_shape=shape,
         where=str(path),
     )
-    if not section.mean and section.values != "tokens":
+    if not section.mean and section.values != "tokens" and task.model.features != UNIT_NORM:
         advise_normalisation((dataset.train if len(dataset.train) else dataset.test).images, str(path))
     if shape not in (None, dataset.input_shape):
         raise BadInput(

@@ -53,18 +53,14 @@ def public_samples(
     normal: dict[str, Any] = {"mean": mean, "std": std}
     where = f"model.public = {str(path)!r}"
     if path.suffix == ".npz":
-        from hushfleet.data.arrays import Data, load_arrays
+        from hushfleet.data.arrays import load_arrays
+        from hushfleet.data.records import fitted
 
         if (x := load_arrays(path).train_x) is None:
             raise BadInput(f"{where} has no array train_x; numpy.savez({path.name!r}, train_x=...) writes one")
         some = np.asarray(x)[:: max(1, -(-len(x) // MOST))]
-        rules: dict[str, Any] = {
-            "class_names": ("any", "other"),
-            "form": replace(task.data.form, labels=""),
-            "input_shape": shape,
-        }
-        data = Data(test_x=some, test_y=np.zeros(len(some), np.int64))
-        found = data.dataset("public", **rules, **normal, where=where).test
+        rules: dict[str, Any] = {"form": task.data.form, "shape": shape, "where": (f"{where}: train_x",) * 2}
+        found = fitted(some, np.zeros(len(some), np.int64), ("any", "other"), **rules, **normal)
     else:
         from hushfleet.data.folder import load_unlabelled
         from hushfleet.data.sound import SoundForm

@@ -193,8 +193,8 @@ def _spent(shown: ShownRun) -> SectionPart:
     detail = shown.result.details
     spent = [value for row in (*detail.epsilon_server, *detail.epsilon_release) for value in row if value]
     finite = [value for value in spent if value < math.inf]
-    if not finite:
-        return shown.missing("spent_missing", bool(spent))
+    if not finite or len(shown.rounds) == 1:  # one round is no course
+        return shown.missing("spent_missing", bool(spent) and not finite)
     server = charts.per_device(detail.devices, shown.rounds, detail.epsilon_server, 1, "epsilon_server")
     # dotted, because the two may be the same
     release = charts.per_device(detail.devices, shown.rounds, detail.epsilon_release, 0, "epsilon_release", "dot")

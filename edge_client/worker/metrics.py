@@ -18,13 +18,14 @@ import numpy as np
 from hushfleet.data.samples import LabelledSamples, inputs_of
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.sample_files import load_arrays, load_indices
+from hushfleet.edge_client.worker.personalized_model import is_shared_whole
 from hushfleet.edge_client.worker.trainer import DeviceRound
 from hushfleet.learning.evaluation import NO_METRICS, Evaluation, LogitsOf, evaluate, evaluate_each
 from hushfleet.learning.own_metrics import Metrics, load
 from hushfleet.methods.local_round import Trained
 from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.plain_json import to_json
-from hushfleet.wire.format.spec import ModelSpec
+from hushfleet.wire.format.spec import ModelSpec, TaskSpec
 
 if TYPE_CHECKING:
     from hushfleet.learning.graph_features import FeatureGraph
@@ -59,8 +60,7 @@ class MetricsFile:
     def write(self, round: DeviceRound, trained: Trained, noised: NoisedUpdate, *, train_s: float) -> None:
         """Appends one line about the device's personalized model after local training, before aggregation."""
         spec = round.spec.model
-        # for a linear model, the head that the device chooses counts, not the model that a round trains
-        tested = {} if spec.chooses_head else self._evaluate(trained, spec, round.trainer.logits_of)
+        tested = {} if is_tested_later(round.spec) else self._evaluate(trained, spec, round.trainer.logits_of)
         append_line(self.path, own_metrics(round, trained, noised, tested, train_s=train_s))
 
     def _evaluate(self, trained: Trained, model: ModelSpec, logits_of: LogitsOf) -> dict[str, Evaluation]:
@@ -71,6 +71,12 @@ class MetricsFile:
 
     def _load(self, path: Path, model: ModelSpec) -> LabelledSamples:
         return inputs_of(load_arrays(path, model), self.features)
+
+
+def is_tested_later(spec: TaskSpec) -> bool:
+    """Returns whether a device predicts with another model than the one that a round trains: with a head that it
+    chooses, or with the global model; that one is tested, after the last round."""
+    return spec.model.chooses_head or is_shared_whole(spec)
 
 
 def own_metrics(

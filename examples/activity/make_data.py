@@ -41,15 +41,15 @@ def person(rng: np.random.Generator, windows: int) -> tuple[np.ndarray, np.ndarr
     return samples.astype(np.float32), labels
 
 
-def make(path: Path, *, seed: int = 0) -> None:
+def make(path: Path, *, people: int = PEOPLE, seed: int = 0) -> None:
     rng = np.random.default_rng(seed)
-    people = [person(rng, WINDOWS) for _ in range(PEOPLE)]
+    persons = [person(rng, WINDOWS) for _ in range(people)]
     strangers = [person(rng, WINDOWS) for _ in range(STRANGERS)]
     np.savez(
         path,
-        train_x=np.concatenate([x for x, _ in people]),
-        train_y=np.concatenate([y for _, y in people]),
-        train_device=np.repeat([f"person-{number:02d}" for number in range(PEOPLE)], WINDOWS),
+        train_x=np.concatenate([x for x, _ in persons]),
+        train_y=np.concatenate([y for _, y in persons]),
+        train_device=np.repeat([f"person-{number:02d}" for number in range(people)], WINDOWS),
         test_x=np.concatenate([x for x, _ in strangers]),
         test_y=np.concatenate([y for _, y in strangers]),
         class_names=np.array(ACTIVITIES),

@@ -9,7 +9,8 @@ import hushfleet as hf
 
 if __name__ == "__main__":
     here = Path(__file__).parent
-    make_data.make(here / "activity.npz")
-    run = hf.simulate(hf.task(here / "task.toml", dict(each.split("=", 1) for each in sys.argv[1:])))
+    task = hf.task(here / "task.toml", dict(each.split("=", 1) for each in sys.argv[1:]))
+    make_data.make(here / "activity.npz", people=task.data.devices)
+    run = hf.simulate(task)
     print(run.devices[["accuracy_own_local", "accuracy_alone_local"]].round(3))
     print(run.report())

@@ -14,10 +14,10 @@ from sklearn.datasets import load_digits
 CAMERAS, UPSIDE_DOWN, SMALLEST = 10, (2, 5, 8), 1 / 7
 
 
-def make(path: Path, *, seed: int = 0) -> None:
+def make(path: Path, *, cameras: int = CAMERAS, seed: int = 0) -> None:
     bunch, rng = load_digits(), np.random.default_rng(seed)
     images, labels = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[:, None], bunch.target
-    shares = np.geomspace(1, SMALLEST, CAMERAS)
+    shares = np.geomspace(1, SMALLEST, cameras)
     ink = images.mean((1, 2, 3)) + rng.normal(0, 8, len(images))
     camera = np.empty(len(images), int)
     cuts = np.rint(np.cumsum(shares / shares.sum())[:-1] * len(images)).astype(int)

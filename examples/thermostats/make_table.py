@@ -133,7 +133,10 @@ if __name__ == "__main__":
     for channel in CHANNELS:
         parser.add_argument(f"--{channel}", required=True, metavar="ENTITY")
     given = parser.parse_args()
-    rows = samples(given.recorder, given.inside, given.outside, given.heating)
+    try:
+        rows = samples(given.recorder, given.inside, given.outside, given.heating)
+    except sqlite3.Error as error:
+        sys.exit(f"{given.recorder} cannot be read as a file of Home Assistant's recorder: {error}")
     with given.out.open("w", newline="") as file:
         lines = csv.writer(file)
         lines.writerow([TARGET, *COLUMNS])

@@ -15,7 +15,7 @@ import numpy as np
 import hushfleet as hf
 from hushfleet.data.arrays import Data
 
-HERE, HOMES, QUARTERS, DAYS, KEPT = Path(__file__).parent, 40, 4, 91, 10  # of a quarter; days that a recorder keeps
+HERE, QUARTERS, DAYS, KEPT = Path(__file__).parent, 4, 91, 10  # of a quarter; days that a recorder keeps
 
 
 def quarters(files: list[Path], seed: int) -> list[Data]:
@@ -38,8 +38,9 @@ def quarters(files: list[Path], seed: int) -> list[Data]:
 def one_year(seed: int, changes: dict[str, str]) -> list[dict[str, float]]:
     """Returns the wrong forecasts by quarter, in per cent of all."""
     found, settings = [], {"seed": seed, **changes}
+    homes = hf.task(HERE / "task.toml", settings).data.devices
     with tempfile.TemporaryDirectory() as folder:
-        files = make_data.make(Path(folder), homes=HOMES, days=QUARTERS * DAYS, seed=seed)
+        files = make_data.make(Path(folder), homes=homes, days=QUARTERS * DAYS, seed=seed)
         for number, data in enumerate(quarters(files, seed), 1):
             out = Path(folder) / f"quarter-{number}"
             run = hf.simulate(str(HERE / "task.toml"), settings, data=data, out=out, report=False, quiet=True)
@@ -57,11 +58,13 @@ if __name__ == "__main__":
     parser.add_argument("--json", type=Path)
     parser.add_argument("changes", nargs="*", metavar="KEY=VALUE")
     given = parser.parse_args()
-    runs = [one_year(seed, dict(each.split("=", 1) for each in given.changes)) for seed in range(given.seeds)]
+    changes = dict(each.split("=", 1) for each in given.changes)
+    runs = [one_year(seed, changes) for seed in range(given.seeds)]
     for number in range(QUARTERS):
         found = {name: [run[number][name] for run in runs] for name in runs[0][number]}
         said = (f"{name} {np.mean(values):.1f} ±{np.std(values):.1f}" for name, values in found.items())
         print(f"quarter {number + 1}, % of forecasts wrong: {', '.join(said)}")
     if given.json:
-        figures = {"made_by": "examples/thermostats/run.py", "homes": HOMES, "days": KEPT, "runs": runs}
+        homes = hf.task(HERE / "task.toml", changes).data.devices
+        figures = {"made_by": "examples/thermostats/run.py", "homes": homes, "days": KEPT, "runs": runs}
         given.json.write_text(json.dumps(figures, indent=1) + "\n")

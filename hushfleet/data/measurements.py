@@ -106,7 +106,7 @@ def moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def advise_normalisation(x: np.ndarray, where: str) -> None:
-    """Names the normalisation that brings values to a size at which networks train well, if they are far from it.
+    """Warns of values far from the size at which networks train well, with the moments of a few channels.
 
     :param x: `[n, C, H, W]`, the values as a network is given them.
     """
@@ -115,12 +115,12 @@ def advise_normalisation(x: np.ndarray, where: str) -> None:
     mean, std = map(np.array, moments(x))
     sizes = np.hypot(mean, std) * (x != x[:1]).any((0, 2, 3))
     if (sizes > _LARGE).any() or ((sizes > 0) & (sizes < _SMALL)).any():
-        shown = (", ".join(f"{value:.3g}" for value in each[:_SHOWN]) for each in (mean, std))
-        rest = ", ..." * (len(mean) > _SHOWN)
+        some, deviations = (", ".join(f"{value:.3g}" for value in each) for each in (mean, std))
+        shown = f" Those of the samples at hand are [{some}] and [{deviations}]: take them only if these are public"
         _log.warning(
             "%s: the values are given to the network as they are, and are far from 1. Most networks learn better with "
-            "data.mean = [%s%s] and data.std = [%s%s], or other public numbers that are near these", where,
-            *(text for each in shown for text in (each, rest)),
+            "data.mean and data.std, public numbers for each of the %d channels.%s", where, len(mean),
+            f"{shown} or simulated." * (len(mean) <= _SHOWN),
         )  # fmt: skip
 
 

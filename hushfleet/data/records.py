@@ -78,6 +78,7 @@ def fitted(
     if form.values == "tokens":
         usable &= ((values >= 0) & (values < form.vocabulary) & (values == np.floor(values))).all((1, 2, 3))
     fits = usable & ~np.logical_or.reduce([each.are for each in of_targets])
+    samples = Samples(values, found, tuple(mean), tuple(std), targets)
     far = far_away(values, mean, std) & fits
     most, key = (2**form.bit_depth - 1, "bit_depth") if form.bit_depth > 8 else (255, "values")
     is_free = form.values != "pixels" and not form.bit_depth
@@ -99,9 +100,7 @@ def fitted(
         if skipped is not None:
             skipped += (f"sample {place} ({y[place]}): {misfit.why}" for place in places)
     places = np.flatnonzero(fits & ~far)
-    if len(places) < len(values):
-        values, found = values[places], found[places]
-    return Samples(values, found, tuple(mean), tuple(std), targets)
+    return samples if len(places) == len(values) else samples.take(places)
 
 
 def _targets(

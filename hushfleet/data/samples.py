@@ -56,7 +56,7 @@ class Samples:
         channels = self.images.shape[1]
         if len(self.mean) != channels or len(self.std) != channels or min(self.std) <= 0:
             raise BadInput(
-                f"{channels} channels need as many means and positive standard deviations, "
+                f"data.mean and data.std: {channels} channels need as many means and positive standard deviations, "
                 f"got {self.mean} and {self.std}"
             )
 

@@ -25,13 +25,16 @@ from hushfleet.errors import BadInput, GraphRefused
 from hushfleet.learning.graph_operators import OPERATORS
 from hushfleet.learning.graph_safety import check_graph
 from hushfleet.learning.graph_shapes import shapes
-from hushfleet.models.features import classifier
+from hushfleet.models.features import classifier, speech
 from hushfleet.models.features.backbone import drop_unused_operator_sets, open_inputs
 from hushfleet.models.onnx_nodes import OPSET, Graph, without_traces
 from hushfleet.wire.format.spec import MAX_GRAPH_BYTES, Shape
 
 SIDES = (96, 48, 224, 32)
 """Heights and widths that are tried in this order for images whose size the file leaves open."""
+LEAST = 8
+"""The least number of features of an image: a network with fewer was made to answer a question of its own."""
+_CHANNELS = (1, 3, 4)  # of images
 _MOST_DIFFERENCE = 1e-3  # relative, between the made file and the original
 _CURES = {
     **dict.fromkeys(("GRU", "LSTM", "RNN"), "recurrent layers have no bound of their work there"),
@@ -78,8 +81,12 @@ def find_source(source: str) -> NetworkFile:
     package, _, wanted = source.partition(":")
     is_wheel = package.endswith(".whl")
     found = next(iter(distributions(path=[package]) if is_wheel else distributions(name=package)), None)
+    if found is None and (is_wheel or "/" in source or package.endswith(".onnx")):
+        raise BadInput(f"{source}: no such file")
     if found is None:
         raise BadInput(f"{source}: no such .onnx file, wheel or installed package; pip install {package}")
+    if found.metadata["Name"] == speech.PACKAGE:
+        raise BadInput(f'{source}: model.features = "{speech.NAME}" takes the files of {speech.PACKAGE}; make none')
     files = {str(each): each for each in found.files or () if each.name.endswith(".onnx")}
     chosen = [name for name in files if name.endswith(wanted)]
     if len(chosen) != 1:
@@ -155,6 +162,11 @@ def make(
         notes.append(f"cut at {result!r}; the classifier of {count:,} classes orders the features")
     else:
         notes.append(f"cut at {result!r}; no classifier of more than {classifier.LEAST} classes orders the features")
+    if count < LEAST:
+        raise BadInput(
+            f"the network {'; '.join(notes)}; it gives {count} feature{'s' * (count > 1)} of an image, and at least "
+            f"{LEAST} are needed: --cut an earlier tensor, or take another network"
+        )
     del body.graph.node[:], body.graph.initializer[:]
     return Made(graph.appended_to(body, "", last, image_shape, count), image_shape, tuple(notes))
 
@@ -181,6 +193,11 @@ def _cut(graph: onnx.GraphProto, cut: str | None) -> tuple[str, classifier.Class
 def _candidates(given: onnx.ValueInfoProto) -> list[Shape]:
     """Returns shapes (C, H, W) that the input may have."""
     sizes = [max(0, size.dim_value) for size in given.type.tensor_type.shape.dim][1:]
+    if len(sizes) == 3 and sizes[0] not in _CHANNELS and sizes[1] != 1 and sizes[2] in _CHANNELS:
+        raise BadInput(
+            f"the network's input {given.name!r} has the sizes {sizes}, with the channels last, as of TensorFlow; "
+            "export it with the channels first (if they are, give --input-shape)"
+        )
     if len(sizes) == 3:
         return [(sizes[0] or 3, sizes[1] or side, sizes[2] or side) for side in SIDES]
     if not 1 <= len(sizes) <= 2 or not all(sizes):
@@ -295,6 +312,11 @@ def _front(graph: Graph, images: Shape, network: Shape, border: int, mean: np.nd
     x = "x"
     if images[0] not in (1, network[0]):
         raise BadInput(f"--image-shape has {images[0]} channels, and the network takes {network[0]}")
+    for name, values in (("mean", mean), ("std", std)):
+        if values.size not in (1, network[0]):
+            raise BadInput(f"--{name} has {values.size} numbers, and the network takes {network[0]} channels")
+    if not (std > 0).all():
+        raise BadInput("--std must be above 0")
     if images[0] < network[0]:
         x = graph.node("Concat", *[x] * network[0], axis=1)
     for place, (before, after) in enumerate(zip(images[1:], network[1:], strict=True)):

@@ -106,6 +106,18 @@ def test_both_scripts_run(tmp_path: Path) -> None:
     assert all(len(line) == 13 for line in lines)
 
 
+@pytest.mark.parametrize("content", [None, b"no database", b""])
+def test_a_file_that_is_no_recorder_is_named_in_one_line(content: bytes | None, tmp_path: Path) -> None:
+    file = tmp_path / "nope.db"
+    if content is not None:
+        file.write_bytes(content)
+    given = [each for channel in ("inside", "outside", "heating") for each in (f"--{channel}", "sensor.a")]
+    command = [sys.executable, FOLDER / "make_table.py", file, "out.csv", *given]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith(f"{file} cannot be read as a file of Home Assistant's recorder: ")
+
+
 def test_the_page_has_the_measured_figures() -> None:
     runs = json.loads((FOLDER.parents[1] / "docs" / "figures" / "thermostats.json").read_text())["runs"]
     rows = re.findall(r"^\| \d (.+) \|$", (FOLDER / "README.md").read_text("utf-8"), re.M)

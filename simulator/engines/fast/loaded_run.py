@@ -17,7 +17,7 @@ from hushfleet.data.held_out import both_parts
 from hushfleet.data.samples import LabelledSamples, Samples, inputs_of
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.sample_files import load_arrays, load_indices
-from hushfleet.edge_client.worker.metrics import evaluations
+from hushfleet.edge_client.worker.metrics import evaluations, is_tested_later
 from hushfleet.errors import BadInput
 from hushfleet.learning.anomaly import alarm_rates, divided, errors_of, own_reconstruction, threshold
 from hushfleet.learning.batch import GradientFunction
@@ -243,9 +243,9 @@ class LoadedRun:
         return subset.indices if subset.source is self._fleet.common_test else None
 
     def tested(self, device: str, own: np.ndarray) -> dict[str, Evaluation]:
-        """Returns the results of a device's personalized model, as `evaluations` does; none for a linear model, for
-        which the head counts that the device chooses after the last round."""
-        if self.spec.model.chooses_head:
+        """Returns the results of a device's personalized model, as `evaluations` does; none if another model counts,
+        after the last round."""
+        if is_tested_later(self.spec):
             return {}
         local: np.ndarray | LabelledSamples | None = self.local_indices(device)
         local = self.local_test(device) if local is None else local

@@ -242,16 +242,24 @@ def test_public_samples_set_the_directions_by_their_own_rule(
 
 
 @pytest.mark.parametrize(
-    ("name", "count", "text"),
+    ("name", "shape", "of_task", "text"),
     [
-        ("train_x", 5, r"has 5 samples of \[1, 8, 8\]; at least 16 of"),
-        ("test_x", 20, "no array"),
+        ("train_x", (5, 8, 8), [], r"has 5 samples of \[1, 8, 8\]; at least 16 of"),
+        ("test_x", (20, 8, 8), [], "no array"),
+        ("train_x", (20, 1, 9, 9), [], r"shape \[1, 9, 9\], and the task takes \[1, 8, 8\]"),
+        ("train_x", (20, 3, 8, 8), [], r"shape \[3, 8, 8\], and the task takes \[1, 8, 8\]"),
+        ("train_x", (20, 60), [64, 1, 1], r"train_x: samples have the shape \[60, 1, 1\], and the task takes \[64, 1"),
+        ("train_x", (20, 3, 40), [3, 1, 50], r"shape \[3, 1, 40\], and the task takes \[3, 1, 50\]"),
+        ("train_x", (20, 2, 50), [3, 1, 50], r"shape \[2, 1, 50\], and the task takes \[3, 1, 50\]"),
     ],
 )
-def test_public_samples_that_do_not_fit_are_refused(name: str, count: int, text: str, tmp_path: Path) -> None:
-    np.savez(tmp_path / "public.npz", **{name: np.zeros((count, 8, 8), np.uint8)})
+def test_public_samples_that_do_not_fit_are_refused(
+    name: str, shape: tuple[int, ...], of_task: list[int], text: str, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "public.npz", **{name: np.zeros(shape, np.float32 if of_task else np.uint8)})
+    data = {"name": "arrays", "input_shape": of_task, "class_names": ["a", "b"]} if of_task else {}
     with pytest.raises(BadInput, match=text):
-        prepare(public_task(tmp_path / "public.npz"))
+        prepare(public_task(tmp_path / "public.npz", **data))
 
 
 @pytest.mark.parametrize("shape", [[3, 1, 8], [24, 1, 1]])

@@ -272,6 +272,11 @@ def test_missing_data_is_said_and_not_drawn() -> None:
     assert "What Eq. (20) takes was not recorded" in field.sections["bytes"]
     assert "cannot say whether federating was worth it" in field.sections[""]
     assert "no privacy ledger" in field.sections[""]
+    once = Page(render_report(sample(rounds=1)))
+    assert [plot["layout"].get("yaxis", {}).get("rangemode") for plot in once.plots["privacy"]] == [
+        None
+    ]  # the signal's
+    assert "There is one round; the table of devices has its epsilon" in once.sections["privacy"]
 
 
 def test_the_plots_have_the_numbers_of_the_result() -> None:

@@ -31,6 +31,12 @@ def test_pixels_are_whole_numbers_whatever_the_type_of_the_array() -> None:
     assert len(skipped) == 2
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_another_number_of_means_than_channels_names_the_keys(count: int) -> None:
+    with pytest.raises(BadInput, match=r"data.mean and data.std: 2 channels need as many means"):
+        fitted(X[[0, 2]], np.array(["sit", "walk"]), NAMES, mean=(1.0,) * count, std=(1.0,) * count, where=WHERE)
+
+
 @pytest.mark.parametrize("kind", [np.uint8, np.int64, np.float32])
 def test_tokens_are_whole_numbers_below_the_vocabulary_whatever_the_type_of_the_array(kind: type) -> None:
     form, y = SampleForm(values="tokens", vocabulary=200), np.array(["sit", "walk"])
