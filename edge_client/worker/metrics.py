@@ -18,10 +18,10 @@ import numpy as np
 from hushfleet.data.samples import LabelledSamples, inputs_of
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.sample_files import load_arrays, load_indices
-from hushfleet.edge_client.worker.personalized_model import is_shared_whole
 from hushfleet.edge_client.worker.trainer import DeviceRound
 from hushfleet.learning.evaluation import NO_METRICS, Evaluation, LogitsOf, evaluate, evaluate_each
 from hushfleet.learning.own_metrics import Metrics, load
+from hushfleet.methods import is_shared_whole
 from hushfleet.methods.local_round import Trained
 from hushfleet.methods.privatize import NoisedUpdate
 from hushfleet.plain_json import to_json

@@ -16,8 +16,7 @@ from hushfleet.edge_client.storage.kept import KeptModel
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.runtime import TaskRuntime
 from hushfleet.errors import BadInput, HushfleetError
-from hushfleet.methods import method_of
-from hushfleet.methods.personal import Personal
+from hushfleet.methods import is_shared_whole
 from hushfleet.wire.format.messages import IN_PROGRESS, RoundPlan
 from hushfleet.wire.format.spec import TaskSpec
 
@@ -101,14 +100,6 @@ def chosen_model(store: DeviceStore) -> Chosen:
 
 def no_model_of(spec: TaskSpec) -> BadInput:
     return BadInput(f"this device has no model of the task {spec.task} yet: it has to take part in one round first")
-
-
-def is_shared_whole(spec: TaskSpec) -> bool:
-    """Returns whether devices predict with the global model.
-
-    An autoencoder that was last trained on few own samples judges everything that they do not contain as unusual.
-    """
-    return spec.model.targets.are_inputs and type(method_of(spec).parts.personal) is Personal
 
 
 def blobs_of_models(store: DeviceStore) -> set[bytes]:

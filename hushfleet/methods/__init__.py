@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hushfleet.errors import BadInput, format_value
 from hushfleet.methods.method import Method, Published, TrainingConfig
+from hushfleet.methods.personal import Personal
 from hushfleet.methods.task_method import TaskMethod, bind
 from hushfleet.params import ParamLayout
 from hushfleet.paths import OFFERED, in_file, is_offered
@@ -200,6 +201,14 @@ def method_of(spec: TaskSpec) -> TaskMethod:
     return make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=rounds)
 
 
+def is_shared_whole(spec: TaskSpec) -> bool:
+    """Returns whether devices predict with the global model.
+
+    An autoencoder that was last trained on few own samples judges everything that they do not contain as unusual.
+    """
+    return spec.model.targets.are_inputs and type(method_of(spec).parts.personal) is Personal
+
+
 __all__ = [
     "GROUP",
     "GROUPS",
@@ -212,6 +221,7 @@ __all__ = [
     "allow_file",
     "allowed_file",
     "find_method",
+    "is_shared_whole",
     "make_method",
     "method_of",
     "offer",

@@ -18,10 +18,10 @@ from hushfleet.aggregator.results.device_metrics import write_metrics
 from hushfleet.edge_client.storage.kept import KeptModel
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.metrics import append_line, evaluations, tested_fields
-from hushfleet.edge_client.worker.personalized_model import is_shared_whole
 from hushfleet.learning.evaluation import Evaluations, evaluate_each, evaluate_models
 from hushfleet.learning.head_choice import takes_unlabelled
 from hushfleet.learning.personalized_head import inputs_of_own, own_logits, personalized_head_of
+from hushfleet.methods import is_shared_whole
 from hushfleet.progress import counted
 from hushfleet.schema import pack, to_plain
 from hushfleet.simulator.cohort_store import CohortStore, index_of
