@@ -31,11 +31,15 @@ def test_optuna_ends_trials_that_are_behind(tmp_path: Path) -> None:
 
 @pytest.mark.slow  # Ray starts
 def test_ray_tune_runs_trials_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray")
     pytest.importorskip("ray.tune")
     monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))  # of Ray's processes
     from tune_ray import search
 
-    found = search(2, SMALL)
+    try:
+        found = search(2, SMALL)
+    finally:
+        ray.shutdown()  # Tune leaves it, and tests of the engine begin their own in this process
     assert not found.errors
     # Which trial is behind depends on who is first.
     iterations = {result.metrics["training_iteration"] for result in found}

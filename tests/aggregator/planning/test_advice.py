@@ -97,7 +97,7 @@ def test_the_answer_follows_from_the_interval_alone() -> None:
         advice = advice_of(Interval(low, high))
         assert (advice.answer, advice.in_words.partition(":")[0]) == (answer, words)
         assert f"{100 * low:+.1f} to {100 * high:+.1f} points" in advice.in_words
-        assert ("samples like yours: hushfleet plan --data" in advice.in_words) == (answer == "perhaps")
+        assert ("images like yours: hushfleet plan --data" in advice.in_words) == (answer == "perhaps")
 
 
 @pytest.mark.parametrize(
