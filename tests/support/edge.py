@@ -405,3 +405,28 @@ class Bench:
     def entry_status(self, round: int) -> str | None:
         entry = self.store.outbox(self.server.package.spec.task, round)
         return None if entry is None else entry.status
+
+
+def device_file(file: Path, *, kind: str, path: str, more: str = "") -> Path:
+    """Writes the DEVICE.toml of a board with an inbox, for commands.
+
+    :param more: further lines of `[data]`, and sections.
+    """
+    file.write_text(
+        f"""
+        [device]
+        id = "{DEVICE}"
+        state_dir = "state"
+        allow_volatile_state = true
+        [broker]
+        url = "mqtt://127.0.0.1:9"
+        [limits]
+        epsilon_server = 50.0
+        [data]
+        kind = "{kind}"
+        path = "{path}"
+        inbox = "inbox"
+        {more}
+        """
+    )
+    return file

@@ -23,7 +23,7 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
 from hushfleet.wire.format.spec import BlobRef
-from support.edge import DEVICE, Package
+from support.edge import DEVICE, Package, device_file
 from support.processes import ENVIRONMENT
 
 RATE, LENGTH = 800, 200
@@ -112,28 +112,10 @@ def device_toml(tmp_path: Path) -> Iterator[Path]:
 
     The signals that a command takes in this process are given back.
     """
-    file = tmp_path / "device.toml"
     taken = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     for name in ("inbox", "sounds/tone", "sounds/buzz"):
         (tmp_path / name).mkdir(parents=True)
-    file.write_text(
-        f"""
-        [device]
-        id = "{DEVICE}"
-        state_dir = "state"
-        allow_volatile_state = true
-        [broker]
-        url = "mqtt://127.0.0.1:9"
-        [data]
-        kind = "sound"
-        path = "sounds"
-        inbox = "inbox"
-        [limits]
-        epsilon_server = 50.0
-        [listen]
-        """
-    )
-    yield file
+    yield device_file(tmp_path / "device.toml", kind="sound", path="sounds", more="[listen]")
     for number, handler in taken.items():
         signal.signal(number, handler)
 

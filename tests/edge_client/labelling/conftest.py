@@ -10,7 +10,7 @@ import pytest
 
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from support.device import config, make_bench, package
-from support.edge import DEVICE, Bench, Package
+from support.edge import Bench, Package, device_file
 from support.pictures import CLASSES, a_picture
 
 __all__ = ["config", "make_bench", "package"]
@@ -35,25 +35,7 @@ def board(config: DeviceConfig, photographs: Path, tmp_path: Path) -> DeviceConf
 @pytest.fixture
 def device_toml(board: DeviceConfig, tmp_path: Path) -> Path:
     """The board's file, for commands."""
-    file = tmp_path / "device.toml"
-    file.write_text(
-        f"""
-        [device]
-        id = "{DEVICE}"
-        state_dir = "state"
-        allow_volatile_state = true
-        [broker]
-        url = "mqtt://127.0.0.1:9"
-        [data]
-        kind = "folder"
-        path = "images"
-        inbox = "inbox"
-        held_out = "test"
-        [limits]
-        epsilon_server = 50.0
-        """
-    )
-    return file
+    return device_file(tmp_path / "device.toml", kind="folder", path="images", more='held_out = "test"')
 
 
 @pytest.fixture
