@@ -400,7 +400,7 @@ def test_the_page_counts_the_cells_that_name_what_they_were_run_on() -> None:
     cells = [json.loads(path.read_text()) for path in CELLS.glob("**/*.json")]
     named = sum("processor" in cell["versions"] for cell in cells)
     digests = sum(cell.get("digests") is not None for cell in cells)
-    said = f"Of {len(cells)} cells {named} name their instruction set, and {digests} the commit and the data's digests"
+    said = f"Of {len(cells)} cells {named} name their instruction set, {digests} commit and data."
     assert said in " ".join((DOCS / "reproduction.md").read_text("utf-8").split())
 
 
