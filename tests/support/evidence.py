@@ -120,9 +120,9 @@ class Evidence:
                     found[address].append((cell, one))
         self._finished = {address: Finished(*zip(*those, strict=True)) for address, those in found.items()}
 
-    def finished(self, recipe: Recipe) -> list[Cell]:
-        """Returns the finished cells of one table, with all seeds."""
-        return [cell for place in self._finished.values() for cell in place.cells if cell.recipe is recipe]
+    def places(self) -> Iterable[tuple[str, Finished]]:
+        """Returns all finished places, by address."""
+        return self._finished.items()
 
     def at(self, address: str, *, within: Recipe | None = None) -> Finished:
         """Finds a place. Raises `Unsupported` if its cell is not finished, `BadInput` if no recipe has it."""

@@ -135,17 +135,13 @@ class RowGroup(Axis, frozen=True, kw_only=True):
 
 
 class Special(Change, frozen=True, kw_only=True):
-    """A change of some cells only, or a remark on them; names may contain `*`, and a name that is left out means all.
-
-    :param why: the reason for these cells' results, in one sentence.
-    """
+    """A change of some cells only; names may contain `*`, and a name that is left out means all."""
 
     group: str | None = None
     row: str | None = None
     column: str | None = None
     reading: str | None = None
     open: str = ""
-    why: str = ""
 
     def applies(self, *, group: str, row: str, column: str, reading: str) -> bool:
         here = {"group": group, "row": row, "column": column, "reading": reading}
