@@ -108,10 +108,12 @@ class KeptCell:
 
         :param column: id of the column, for a cell that is in several.
         """
-        round = self.stop(cell)
-        if round is None:
-            round = cell.recipe.round_of(cell.group, column or cell.column_id)
-        return self.value(cell.metric, cell.recipe.window, round)
+        return self.value(cell.metric, cell.recipe.window, self.round_of(cell, column))
+
+    def round_of(self, cell: Cell, column: str | None = None) -> int | None:
+        """Returns the round whose accuracy the table shows; None for the last rounds of the run."""
+        stop = self.stop(cell)
+        return cell.recipe.round_of(cell.group, column or cell.column_id) if stop is None else stop
 
     def stop(self, cell: Cell) -> int | None:
         """Returns the last round within the budget of the cell's reading, 0 if none; None if it has no budget."""
