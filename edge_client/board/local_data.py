@@ -226,9 +226,7 @@ class LocalData:
 
     def _form(self) -> folder.FileForm:
         model, is_sound = self._model, self._section.kind == "sound"
-        if is_sound != bool(model.form.sample_rate):
-            needed = "sound" if model.form.sample_rate else "folder' of images, or a table, not 'sound"
-            raise BadInput(f"data.kind = {self._section.kind!r}: the task needs kind '{needed}'")
+        self._section.check_kind(model)
         # features are computed segment by segment, so the sound of all clips need not be in memory
         in_files = self._features is not None
         form = sound.SoundForm.of(model.form, one_a_clip=self._one_a_clip, in_files=in_files) if is_sound else None
