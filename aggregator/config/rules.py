@@ -434,8 +434,11 @@ TASK: Rules = {
         f"data.target_mean and data.target_std belong to a model.loss of numbers ({_OF_NUMBERS})",
     ),
     "task.loss-data-with-classes": _without_classes(
-        lambda task: task.data.name not in ("arrays", *TABLES),
-        "data.name = {data.name!r} has classes; take 'arrays' or 'table'",
+        lambda task: (
+            task.data.name not in ("arrays", *TABLES)
+            and not (task.data.name == "sound" and find_loss(task.model.standard_loss).of_inputs)
+        ),
+        "data.name = {data.name!r} has classes; take 'arrays' or 'table', or for a reconstruction 'sound'",
     ),
     "task.loss-partition-by-classes": _without_classes(
         lambda task: task.data.partition not in ("iid", "given"),

@@ -23,6 +23,7 @@ AGAIN_S = 60.0
 _SENSORS: dict[str, dict[str, str]] = {
     "sound": {},
     "alarm": {},
+    "score": {"state_class": "measurement"},
     "probability": {"unit_of_measurement": "%", "state_class": "measurement"},
     "loudness": {"unit_of_measurement": "dB", "device_class": "sound_pressure"},
 }
@@ -61,11 +62,11 @@ class OwnersBroker(AbstractContextManager["OwnersBroker"]):
             elif isinstance(event, LinkDown) and not self._said:
                 _log.warning("Home Assistant is told nothing: %s", event.reason)
                 self._said = True
-        sound, probability = heard.classes[0] if heard.classes else ("", 0.0)
+        sound, probability = heard.classes[0] if heard.classes else (heard.alarm, 0.0)
         now, news = self._clock(), (sound, heard.alarm)
         if news == self._told and now < self._again_at:
             return
-        state = {"sound": sound, "alarm": heard.alarm, "probability": round(100 * probability, 1)}
+        state = {"sound": sound, "alarm": heard.alarm, "score": heard.score, "probability": round(100 * probability, 1)}
         with suppress(LinkLost):
             if self._told is None or now >= self._again_at:
                 self._link.publish(*self._description(), retain=True)
