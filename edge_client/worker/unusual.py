@@ -125,6 +125,7 @@ def _read(path: Path, data: OwnDataSection, spec: TaskSpec, reading: Reading = S
     """Reads all labelled samples of a board's file or folder. Raises `BadInput`."""
     model = data.here(spec.model)
     if data.kind in FOLDERS:
-        form = file_form(data.kind, model, one_a_clip=spec.privacy.unit == "record")
+        by_record, in_files = spec.privacy.unit == "record", model.features is not None
+        form = file_form(data.kind, model, one_a_clip=by_record, in_files=in_files)
         return scan_folder(path, lenient=True, **form)[0]
     return load_file(path, model, kind=data.kind, reading=reading)
