@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from hushfleet.simulator.world.live import LiveFleet
 from support.edge import device_file
 from support.whole import Whole
 
+MACHINES = Path(__file__).parents[2] / "examples" / "machines"
 RATE, FRAMES, BOARDS, CLIPS = 4000, 1000, 4, 15
 RECORD = {"unit": "record", "accounting": "strict", "noise_multiplier": 1.0, "clip_norm": 1.0, "delta": 0.01}
 CLOSE = {"noise_multiplier": 1e-6}
@@ -237,3 +240,33 @@ def test_engines_agree_and_a_run_goes_on(
         finish(fleet)
     assert audit.models(live) == audit.models(fast), "to the last bit"
     assert go_on(tmp_path / "fast", data_dir=None).prepared.spec == fast.prepared.spec
+
+
+def test_each_fault_of_the_example_is_heard_where_its_physics_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(MACHINES)
+    monkeypatch.delitem(sys.modules, "make_data", raising=False)
+    made = runpy.run_path(str(MACHINES / "make_sound.py"))
+    del sys.modules["make_data"]
+    motor, around = made["Machine"].drawn(np.random.default_rng(0)), made["room"](np.random.default_rng(1))
+
+    def decibels(fault: str, low: float, high: float) -> float:
+        pcm = made["sounds"](motor, around, 20, np.random.default_rng(1), any_load=False, fault=fault)
+        assert (pcm.dtype, pcm.shape, abs(pcm.astype(int)).max() < 32767) == (np.int16, (20, 8000), True)
+        power = abs(np.fft.rfft(pcm)[:, int(low) : int(high)]) ** 2
+        return float(10 * np.log10(power.sum(1)).mean())
+
+    rings, blades = 3 * motor.resonance, 7 * motor.speed
+    for fault, low, high, least in (
+        ("bearing", rings - 100, rings + 100, 3),
+        ("harmonic", blades, 1.25 * blades, 6),
+        ("lubrication", 3000, 3900, 2),
+    ):
+        assert decibels(fault, low, high) > decibels("", low, high) + least
+        assert decibels(fault, 10, 100) == pytest.approx(decibels("", 10, 100), abs=1)
+    made["make"](tmp_path / "sound", machines=2, train=5)
+    task = hf.task(MACHINES / "sound.toml", {"data.path": str(tmp_path / "sound"), "data.devices": 2})
+    dataset = prepare(task).dataset
+    assert dataset is not None
+    assert (len(dataset.train), len(dataset.test), dataset.test.labels.mean()) == (10, 48, 0.5)
