@@ -29,8 +29,7 @@ from hushfleet.aggregator.payloads.prepare import prepare
 from hushfleet.learning.anomaly import EVERY, Threshold, alarm_rates
 from hushfleet.learning.graph_session import open_session
 from hushfleet.losses import auroc
-from hushfleet.models.features.log_mel import LogMel
-from hushfleet.models.onnx_nodes import Graph
+from hushfleet.models.features import get_features
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "machines"
 COMPONENTS, TESTED = 4, 12
@@ -88,23 +87,14 @@ def sound(fleet: Boards, seed: int, folder: Path) -> tuple[hf.Data, dict[str, An
     made = runpy.run_path(str(EXAMPLE / "make_sound.py"))
     made["make"](folder / "sound", machines=fleet.boards, train=fleet.samples, seed=seed)
     task = hf.task(EXAMPLE / "sound.toml", {"data.path": str(folder / "sound")})
-    prepared = prepare(task)
-    found, fine = prepared.dataset, LogMel.of((1, 1, made["RATE"]), made["RATE"])
-    assert found is not None
+    prepared, fine = prepare(task), get_features("sound:log-mel", (1, 1, made["RATE"]), sample_rate=made["RATE"])
+    assert prepared.dataset is not None
     assert prepared.features is not None
-    graph = Graph()
-    session = open_session(
-        graph.to_bytes(graph.node("Flatten", fine.add(graph, "x"), axis=1), fine.image_shape, fine.count)
-    )
-    parts = found.train, found.test
+    parts, session = (prepared.dataset.train, prepared.dataset.test), open_session(fine.graph)
     coarse = [prepared.features.of(part).x.transpose(0, 2, 1, 3) for part in parts]
-    means = [
-        np.concatenate([session.run(["features"], {"x": part.take(slice(n, n + 1)).x})[0] for n in range(len(part))])
-        .reshape(len(part), *fine.shape)
-        .mean(-1)
-        for part in parts
-    ]
-    data = hf.Data(coarse[0], test_x=coarse[1], test_y=found.test.labels[:, 0])
+    each = [[session.run(["features"], {"x": x[None]})[0] for x in part.x] for part in parts]
+    means = [np.concatenate(spectra).reshape(-1, *fine.input_shape[1:]).mean(-1) for spectra in each]
+    data = hf.Data(coarse[0], test_x=coarse[1], test_y=parts[1].labels[:, 0])
     return data, task.to_plain()["data"], means
 
 
