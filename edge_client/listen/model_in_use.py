@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,8 +17,10 @@ from hushfleet.edge_client.board.process import return_idle_code, return_small_b
 from hushfleet.edge_client.labelling.class_folders import opened_store
 from hushfleet.edge_client.worker.personalized_model import PersonalizedModel, personalized_model
 from hushfleet.edge_client.worker.predict import LoadedGraphs, graphs_of, ordered, outputs_of, samples_of
-from hushfleet.edge_client.worker.unusual import Judge
 from hushfleet.errors import BadInput, GraphRefused, HushfleetError
+
+if TYPE_CHECKING:
+    from hushfleet.edge_client.worker.unusual import Judge
 
 LOOK_S = 10.0
 _NO_TASK = SampleForm(sample_rate=SAMPLE_RATE, segment_s=SEGMENT_S)
@@ -109,14 +112,17 @@ class ModelInUse:
                 raise BadInput(f"the task {own.spec.task} has neither classes of sound nor normal sound")
             same = self._loaded if self._loaded and self._loaded[0].spec.digest == own.spec.digest else None
             graphs = same[1] if same else graphs_of(store, own.spec, stay=True)
-            self._judge = Judge(own, self._config.data, graphs) if targets.are_inputs else None
-            self._loaded = own, graphs
+            judge = None
+            if targets.are_inputs:
+                from hushfleet.edge_client.worker.unusual import Judge
+
+                judge = Judge(own, self._config.data, graphs)
+            self._loaded, self._judge = (own, graphs), judge
         if targets.are_classes and (no_alarm := self._config.listen.no_alarm) not in own.spec.model.class_names:
             self._warn(
                 f"the task {own.spec.task} has no class {no_alarm!r}, so any sound may be an alarm: name the task's "
                 "class of other sounds in listen.no_alarm, or ask for a task that has one"
             )
-        silence = np.zeros(own.spec.model.image_shape[2], np.int16)
-        self.predict(silence)  # loads all that listening needs
+        self.predict(np.zeros(own.spec.model.image_shape[2], np.int16))  # loads all that listening needs
         return_small_blocks()
         return_idle_code()
