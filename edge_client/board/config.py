@@ -317,11 +317,11 @@ class ListenSection(Checked):
     :param loud_dbfs: decibels below the loudest possible sound, of a whole segment.
     :param unsure_below: a probability.
     :param most_kept: clips that wait at most: a newer one replaces the oldest that `listen` has kept.
-    :param alarm_above: a class other than `no_alarm` is an alarm from this probability on.
-    :param no_alarm: the class of everything that the others are not.
+    :param alarm_above: a class other than `no_alarm` is an alarm from this probability on; unusual sound always is.
+    :param no_alarm: the class of everything that the others are not; for `label --wrong` of unusual sound `normal`.
     :param keep_alarms: the number of alarms, the newest, whose segments are kept for `label --wrong`.
     :param mqtt: the owner's own broker, `mqtt://[USER:PASSWORD@]HOST[:PORT]`, where Home Assistant reads the class, its
-        probability and the loudness. The fleet's is refused.
+        probability or the score, and the loudness. The fleet's is refused.
     """
 
     microphone: str = "default"
