@@ -223,7 +223,7 @@ def _unseen(
     folds = np.empty(len(first), int)
     folds[np.argsort(labels[first], kind="stable")] = np.arange(len(first)) % FOLDS  # each has its part of every class
     folds = folds[number]
-    unseen = _PARTS[:, None, None] * logits
+    unseen: np.ndarray = _PARTS[:, None, None] * logits
     for fold in range(min(FOLDS, len(first))):
         out = folds == fold
         pulls, priors = _fitted(basis, labels, logits, ~out)
