@@ -5,7 +5,9 @@ and nothing that is computed here may leave the board. The seven heads form one 
 Then come heads that decreasing penalties pull to H (mean regularisation, Liu et al., On Privacy and Personalization in
 Cross-Silo Federated Learning, NeurIPS 2022): their logits are the logits of H plus D phi, where D minimises the
 cross-entropy on the own images plus penalty / 2 |D|^2. The last of these takes only a part of H: where the own images
-have no features, no penalty corrects H. The path ends with a head that does not use H.
+have no features, no penalty corrects H. The path ends with a head that does not use H: softmax regression, or the
+class means, if own images that they were not computed from clearly favour these (`CLEARLY`). That is so on boards that
+hear, whose false alarms are a class: they look like words, and softmax regression is fitted to the few that it has.
 
 Two terms determine the weight of a head. First, the noise in H is public, and determines where on the path a device
 should be without images: the logarithm of a probability, which falls by `STEP` with each step away from there, unless
@@ -34,19 +36,23 @@ import numpy as np
 from hushfleet.data.samples import FeatureSamples, LabelledSamples, records_of
 from hushfleet.learning.head_choice import HeadChoice
 from hushfleet.learning.soft_means import soft_means
-from hushfleet.learning.softmax import fit, log_softmax, rotated
+from hushfleet.learning.softmax import Rotated, fit, log_softmax, rotated
 from hushfleet.params import PRIOR, WEIGHT, ParamLayout
 
-EPOCH = 1
+EPOCH = 2
 """See `hushfleet.methods.Published.epoch`."""
 FOLDS = 5
 HEADS = ((1.0, 0.1), (1.0, 0.03), (1.0, 0.01), (1.0, 0.003), (0.4, 0.0003), (0.0, 0.0003))
 """The fitted heads, along the path: the part of the shared head that each begins with, and its penalty on the distance
 from there, for features of norm 1; with more than `IMAGES` images, smaller in proportion."""
-_PARTS = np.array([part for part, _ in HEADS], np.float32)
+_PARTS = np.array([1.0, *(part for part, _ in HEADS), 0.0], np.float32)
+"""The part of the shared head in itself, in each fitted head, and in the class means."""
 IMAGES = 20
 EVIDENCE = 0.5
 STEP = 0.7
+CLEARLY, SHARPNESS = 2.0, 8.0
+"""The class means are the last head if their log loss on unseen images is lower by so much, with as many right. Their
+logits are minus the squared distance from a mean, times this, for features of norm 1."""
 UNLIKE_FLEET = 0.2
 """The prior probability that a device's data differ from the fleet's, so that each place on the path is as likely."""
 UNLIKE, CONCENTRATION = 0.2, 0.3
@@ -137,11 +143,11 @@ def local_only_head_of(samples: LabelledSamples, classes: int) -> np.ndarray:
     """
     features = features_of(samples)
     size = _size(features)
-    basis, nothing = rotated(features / size), np.zeros((1, classes, len(samples)), np.float32)
-    _, chance = _offsets(samples.y, classes)
-    (pull,) = fit(basis.z, basis.moments, samples.y, nothing + chance, _penalties(len(samples))[-1:])
-    weight = (pull @ basis.axes / size).astype(np.float32)
-    return np.concatenate([weight.ravel(), np.zeros(classes, np.float32)])
+    basis, logits = rotated(features / size), np.zeros((classes, len(samples)), np.float32)
+    last = _places(_unseen(basis, samples.y, logits, records_of(samples.clips, len(samples))), samples.y)[-1]
+    pulls, priors = _fitted(basis, samples.y, logits, np.ones(len(samples), bool))
+    weight = (pulls[last] @ basis.axes / size).astype(np.float32)
+    return np.concatenate([weight.ravel(), priors[last, :, 0]])
 
 
 def inputs_of_own(samples: LabelledSamples) -> LabelledSamples:
@@ -189,33 +195,79 @@ def mixture(
     if not images:
         none = np.zeros((classes, features.shape[1]), np.float32)
         return Mixture(HeadChoice(), 1.0, none, np.zeros(classes, np.float32))
-    basis, penalties = rotated(features), _penalties(images)
-    heads = _PARTS[:, None, None] * logits
-    first, number = records or records_of(None, images)
-    folds = np.empty(len(first), int)
-    folds[np.argsort(labels[first], kind="stable")] = np.arange(len(first)) % FOLDS  # each has its part of every class
-    folds = folds[number]
-    unseen = np.empty((1 + len(heads), classes, images), np.float32)
-    for fold in range(min(FOLDS, len(first))):
-        out = folds == fold
-        prior, chance = _offsets(labels[~out], classes)
-        offsets = heads + prior
-        pulls = fit(basis.z[~out], basis.moments, labels[~out], offsets[:, :, ~out] + chance, penalties)
-        unseen[0][:, out] = logits[:, out] + prior[0]
-        unseen[1:, :, out] = offsets[:, :, out] + pulls @ basis.z[out].T
-    loss = -log_softmax(unseen)[:, labels, np.arange(images)].sum(1, dtype=np.float64)
+    basis = rotated(features)
+    unseen = _unseen(basis, labels, logits, records or records_of(None, images))
+    places = _places(unseen, labels)
+    unseen = unseen[places]
+    loss = _losses(unseen, labels)
     weights = np.exp(EVIDENCE * (loss.min() - loss))
     if signal is not None:
-        weights *= _odds(min(len(heads), default(signal) + STEPS_OF_UNLIKE * mix_of(labels, classes).unlike))
+        weights *= _odds(min(len(HEADS), default(signal) + STEPS_OF_UNLIKE * mix_of(labels, classes).unlike))
     weights /= weights.sum()
-    prior, chance = _offsets(labels, classes)
-    pulls = fit(basis.z, basis.moments, labels, heads + prior + chance, penalties)
     mixed = np.tensordot(weights, unseen, 1)
     right = [int((each.argmax(0) == labels).sum()) for each in (mixed, unseen[0], unseen[-1])]
     shared, alone = float(weights[0]), float(weights[-1])
     choice = HeadChoice(images, shared, min(1.0, float(weights[1:-1].sum())), alone, *right)
-    pull, scale = np.tensordot(weights[1:], pulls, 1) @ basis.axes, float(weights @ (1.0, *_PARTS))
-    return Mixture(choice, scale, pull.astype(np.float32), scale * prior[0, :, 0])
+    pulls, priors = (
+        np.tensordot(weights, each[places], 1) for each in _fitted(basis, labels, logits, np.ones(images, bool))
+    )
+    pull, prior = (pulls @ basis.axes).astype(np.float32), priors[:, 0].astype(np.float32)
+    return Mixture(choice, float(weights @ _PARTS[places]), pull, prior)
+
+
+def _unseen(
+    basis: Rotated, labels: np.ndarray, logits: np.ndarray, records: tuple[np.ndarray, np.ndarray]
+) -> np.ndarray:
+    """Returns the logits `[k, C, m]` of all heads for images that they were not fitted to."""
+    first, number = records
+    folds = np.empty(len(first), int)
+    folds[np.argsort(labels[first], kind="stable")] = np.arange(len(first)) % FOLDS  # each has its part of every class
+    folds = folds[number]
+    unseen: np.ndarray = _PARTS[:, None, None] * logits
+    for fold in range(min(FOLDS, len(first))):
+        out = folds == fold
+        pulls, priors = _fitted(basis, labels, logits, ~out)
+        unseen[:, :, out] += priors + pulls @ basis.z[out].T
+    return unseen
+
+
+def _fitted(basis: Rotated, labels: np.ndarray, logits: np.ndarray, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Fits all heads: the shared one, those of `HEADS`, and the class means.
+
+    :param kept: bool `[m]`, the images that they are fitted to.
+
+    Returns what is added to the part of the shared head: `[k, C, r]` in the basis, and `[k, C, 1]`.
+    """
+    z, labels, classes = basis.z[kept], labels[kept], len(logits)
+    priors, chance = _offsets(labels, classes)
+    offsets = _PARTS[1:-1, None, None] * logits[:, kept] + priors[1:-1] + chance
+    pulls = np.zeros((len(_PARTS), classes, z.shape[1]), np.float32)
+    pulls[1:-1] = fit(z, basis.moments, labels, offsets, _penalties(len(kept)))
+    means, squares = _class_means(z, labels, classes)
+    pulls[-1], priors[-1] = 2 * SHARPNESS * means, -SHARPNESS * squares
+    return pulls, priors
+
+
+def _class_means(z: np.ndarray, labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the means float32 `[C, r]`, and the squares of their norms `[C, 1]`. A class without images has the mean
+    of all images, and the norm 1: it is less likely than a class at this place."""
+    are = (np.arange(classes)[:, None] == labels).astype(np.float32)
+    has = are.any(1, keepdims=True)
+    are = np.where(has, are, np.float32(1))
+    means = are @ z / np.maximum(are.sum(1, keepdims=True), 1)
+    return means, np.where(has, np.square(means).sum(1, keepdims=True), np.float32(1))
+
+
+def _places(unseen: np.ndarray, labels: np.ndarray) -> list[int]:
+    """Returns the heads of the path: without the class means, or with them as the last one."""
+    loss, right = _losses(unseen, labels), (unseen.argmax(1) == labels).sum(1)
+    clearly = loss[-1] < loss[-2] - CLEARLY and right[-1] >= right[-2]
+    return [*range(len(HEADS)), len(HEADS) + int(clearly)]
+
+
+def _losses(unseen: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    losses: np.ndarray = -log_softmax(unseen)[:, labels, np.arange(len(labels))].sum(1, dtype=np.float64)
+    return losses
 
 
 def with_unlabelled(

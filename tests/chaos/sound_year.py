@@ -3,6 +3,10 @@
 Clips are made by `examples/words`: each board is a speaker. In each month a board hears words that are none of its
 own; what its present model takes for one of them, its owner marks (`label --wrong`), which makes it a sample of
 "none". The world of `chaos.seasons` does the rest.
+
+Boards are tested on clips in the shares of their own clips: each word is as frequent, and "none" as in their clips. A
+second figure is for a test with `OTHERS_TESTED` clips of "none" and one of each word. No method promises anything
+there: a third to half of such a test is of a class that has a quarter of the clips.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ FIRST_WORDS, MORE_WORDS = 6, 2
 FIRST_CLIPS, FIRST_OTHERS, MORE_CLIPS, HEARD, OTHERS_TESTED = 12, 3, 3, 4, 6
 """Clips of a board at first and clips of "none" beside them, how many clips come in each month, other words that it
 hears in it, and others in its test."""
-NONE = "none"
+NONE, OWN = "none", "own"
 
 
 @cache
@@ -50,7 +54,9 @@ def maker() -> ModuleType:
 class Month:
     """Means over boards with a model: accuracy of what they predict with, and of the best way to learn alone.
 
+    :param own: on clips in the shares of a board's own; likewise `alone`.
     :param way: the best way to learn alone, chosen on the test itself.
+    :param with_others: own heads and alone, if more of the test is "none".
     :param alarms: how many of the other words they took for one of theirs, of `heard` in the month.
     :param worst: how far a board's own accuracy lies below alone, at most; `below`: how many boards lie below.
     """
@@ -62,6 +68,7 @@ class Month:
     own: float
     alone: float
     way: str
+    with_others: tuple[float, float]
     below: int
     worst: float
     alarms: int
@@ -70,8 +77,9 @@ class Month:
     def __str__(self) -> str:
         return (
             f"month {self.number:2d}  season {self.season}  words {self.classes - 1:2d}  boards {self.boards}  own "
-            f"{self.own:.1%}  alone {self.alone:.1%} ({self.way})  {100 * (self.own - self.alone):+.1f}  boards below "
-            f"{self.below}, the worst by {100 * self.worst:.0f}  false alarms {self.alarms} of {self.heard}"
+            f"{self.own:.1%}  alone {self.alone:.1%} ({self.way})  {100 * (self.own - self.alone):+.1f}  with more "
+            f"others {self.with_others[0]:.1%} and {self.with_others[1]:.1%}  boards below {self.below}, the worst by "
+            f"{100 * self.worst:.0f}  false alarms {self.alarms} of {self.heard}"
         )
 
 
@@ -142,15 +150,26 @@ class Listener(Learner):
         made: FeatureSamples = self.model[0].features.of(Samples(images, labels, (0.0,), (1.0,)))
         return made
 
-    def accuracies(self, classes: int) -> tuple[float, dict[str, float]]:
+    def right(self, classes: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Returns which clips of the test are "none", and which are right, by the own head and each way alone."""
         names = [NONE, *maker().WORDS][:classes]
         known = {word for word, _ in self._test}
         self._test += [(word, self._said(word)) for word in names[1:] if word not in known]
         self._test += [(NONE, self._other()) for _ in range(0 if NONE in known else OTHERS_TESTED)]
         test = self._samples(self._test)
-        right = self.predicted([clip for _, clip in self._test]) == test.y
         (alone,) = predict_local_only([self._samples(self.clips)], test, classes=classes)
-        return float(right.mean()), {way: float((said == test.y).mean()) for way, said in alone.items()}
+        said = {OWN: self.predicted([clip for _, clip in self._test]), **alone}
+        return test.y == 0, {way: each == test.y for way, each in said.items()}
+
+    def by_clips(self, others: np.ndarray) -> np.ndarray:
+        """Returns the weight of each clip of the test, so that "none" is as frequent as in the own clips."""
+        share = np.mean([word == NONE for word, _ in self.clips])
+        return np.where(others, share / others.sum(), (1 - share) / (~others).sum())
+
+    def accuracies(self, classes: int) -> tuple[float, dict[str, float]]:
+        others, right = self.right(classes)
+        found = {way: float(each @ self.by_clips(others)) for way, each in right.items()}
+        return found.pop(OWN), found
 
 
 class SoundYear(SeasonYears):
@@ -183,21 +202,24 @@ class SoundYear(SeasonYears):
     def month_ends(self, month: int) -> None:
         cards = [card for name, card in self.cards.items() if card.model is not None]
         classes = len(self._task.classes)
-        own, ways = zip(*(card.accuracies(classes) for card in cards), strict=True)
-        best = max(ways[0], key=lambda way: float(np.mean([each[way] for each in ways])))
-        alone = [each[best] for each in ways]
-        short = [a - o for o, a in zip(own, alone, strict=True)]
+        tests = [(card, *card.right(classes)) for card in cards]
+        own, alone, way = _compared([right for _, _, right in tests], [card.by_clips(each) for card, each, _ in tests])
+        heard_own, heard_alone, _ = _compared(
+            [right for _, _, right in tests], [np.full(len(each), 1 / len(each)) for _, each, _ in tests]
+        )
+        short = alone - own
         self.months.append(
             Month(
                 number=month,
                 season=self.season,
                 classes=classes,
                 boards=len(cards),
-                own=float(np.mean(own)),
-                alone=float(np.mean(alone)),
-                way=best,
-                below=sum(each > 0 for each in short),
-                worst=max(0.0, *short),
+                own=float(own.mean()),
+                alone=float(alone.mean()),
+                way=way,
+                with_others=(float(heard_own.mean()), float(heard_alone.mean())),
+                below=int((short > 1e-9).sum()),
+                worst=max(0.0, float(short.max())),
                 alarms=sum(card.marked for card in cards),
                 heard=sum(card.heard for card in cards),
             )
@@ -205,14 +227,27 @@ class SoundYear(SeasonYears):
         print(self.months[-1], flush=True)
 
 
-def check_months(year: SoundYear, *, epsilon: float, lifetime: float, worse: float = 0.0) -> None:
-    """Checks the budgets, and prints the months in which boards were worse than alone.
+def _compared(
+    right: Sequence[dict[str, np.ndarray]], weights: Sequence[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, str]:
+    """Returns the accuracies of each board's own head and of the best way alone, and this way."""
+    by_way = {
+        way: np.array([each[way] @ weight for each, weight in zip(right, weights, strict=True)]) for way in right[0]
+    }
+    own = by_way.pop(OWN)
+    best = max(by_way, key=lambda way: float(by_way[way].mean()))
+    return own, by_way[best], best
+
+
+def check_months(year: SoundYear, *, epsilon: float, lifetime: float, worse: float) -> None:
+    """Checks the budgets, and that boards are not worse than alone; prints the months in which they are by a point.
 
     :param worse: by how much a month may be, because the mean of few boards is not sure.
     """
-    check_seasons(year, epsilon=epsilon, lifetime=lifetime, worse=1.0)
-    short = [month.number for month in year.months if month.own < month.alone - worse]
-    print("months in which boards were worse than alone:", short or "none")
+    check_seasons(year, epsilon=epsilon, lifetime=lifetime, worse=worse)
+    short = [month.number for month in year.months if month.own < month.alone - 0.01]
+    print("months in which boards were worse than alone by more than a point:", short or "none")
+    assert all(month.own >= month.alone - worse for month in year.months)
 
 
 def _remembered(computed: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:

@@ -54,5 +54,5 @@ def test_boards_hear_for_a_quarter_and_what_they_take_for_a_word_becomes_a_sampl
     marked = sum(month.alarms for month in year.months) + sum(card.marked for card in year.cards.values())
     kept = sum(word == NONE for card in year.cards.values() for word, _ in card.clips)
     assert kept == 4 * FIRST_OTHERS + marked
-    check_months(year, epsilon=20.0, lifetime=40.0)
+    check_months(year, epsilon=20.0, lifetime=40.0, worse=1.0)  # four boards are too few to compare
     year.close()
