@@ -302,14 +302,14 @@ class Agent:
 
     def _resume(self) -> None:
         self.blobs.ask_at_once()
-        self.rounds.resume()
+        self.rounds.take("resume")
 
     def _on_full_disk(self, error: StoreError) -> None:
         self._note_error("disk")
         if self.tasks.notice is not None and self.tasks.runtime is None:
             self.tasks.decline(error)
         else:
-            self.rounds.decline_round(decline_reason(error))
+            self.rounds.take("decline", decline_reason(error))
 
     def _is_quiet(self, quiet: bool) -> None:
         """Lets the link rest while a training's duration is hidden: not even an acknowledgement is sent meanwhile."""

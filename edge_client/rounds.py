@@ -192,10 +192,6 @@ class RoundHandler:
         if not self._blobs.is_fetching or self.training is not None:
             self.take("look")
 
-    def resume(self) -> None:
-        """Sends again what may have been lost, after the link or the aggregator came back."""
-        self.take("resume")
-
     def stop(self) -> None:
         """Gives up what a worker does, because the client stops; what is committed is sent after the next start."""
         self.take("stop")
@@ -206,10 +202,6 @@ class RoundHandler:
         self._round = None
         self.take("task")
         self._handover.rest(at_once=True)
-
-    def decline_round(self, reason: DeclineReason) -> None:
-        """Declines the open round, unless it is settled already."""
-        self.take("decline", reason)
 
     def on_plan(self, plan: Message) -> None:
         """Takes a plan. Raises `Malformed` for a message of another kind."""

@@ -104,7 +104,7 @@ def _check_place(place: Path, folders: Sequence[Path], option: str) -> None:
         ) from None
 
 
-def refuse_others(folder: Path, ours: Collection[str], option: str = "--out") -> None:
+def refuse_others(folder: Path, ours: Collection[str]) -> None:
     """Raises `BadInput` if the folder has files that are not from a run, because the run's files would mix with them.
 
     :param ours: names that a run may have left; hidden files are ignored.
@@ -114,7 +114,7 @@ def refuse_others(folder: Path, ours: Collection[str], option: str = "--out") ->
     others = sorted(each.name for each in folder.iterdir() if not each.name.startswith(".") and each.name not in ours)
     if others:
         shown = ", ".join(others[:5]) + f" and {len(others) - 5} more" * (len(others) > 5)
-        raise BadInput(f"{folder} has other files: {shown}. A run needs a folder of its own; choose another {option}")
+        raise BadInput(f"{folder} has other files: {shown}. A run needs a folder of its own; choose another --out")
 
 
 def read_cached(path: Path) -> bytes | None:

@@ -52,68 +52,40 @@ class TorchGradient:
         return loss.item(), gradient
 
     def on_device(
-        self,
-        params: Any,
-        x: Any,
-        y: Any,
-        dropout: Sequence[Any] = (),
-        out: Any | None = None,
-        *,
-        weights: Any | None = None,
-        teacher: Any | None = None,
-        distill: Any | None = None,
+        self, params: Any, x: Any, y: Any, dropout: Sequence[Any] = (), out: Any | None = None, **weighed: Any | None
     ) -> tuple[Tensor, Any]:
         """Computes the same as a call, but leaves the loss on the device, so that nothing waits for it.
 
-        :param weights: float32 `[B]`: the loss is the weighted mean over the samples.
+        :param weighed: `teacher` and `distill` as in a call, and `weights`, float32 `[B]`: the loss is the weighted
+            mean over the samples.
         """
         leaves = {
             name: view.detach().requires_grad_() for name, view in self.layout.unflatten(self._tensor(params)).items()
         }
-        more = self._more(teacher, distill, weights)
-        loss = self._loss(leaves, self._tensor(x), self._tensor(y), self._tensors(dropout), **more)
+        loss = self._loss(leaves, self._tensor(x), self._tensor(y), self._tensors(dropout), **self._more(**weighed))
         grads = torch.autograd.grad(loss, list(leaves.values()))
         return loss.detach(), self._flat(dict(zip(leaves, grads, strict=True)), like=params, out=out)
 
     def clients(
-        self,
-        params: Any,
-        x: Any,
-        y: Any,
-        dropout: Sequence[Any] = (),
-        out: Any | None = None,
-        *,
-        weights: Any | None = None,
-        teacher: Any | None = None,
-        distill: Any | None = None,
+        self, params: Any, x: Any, y: Any, dropout: Sequence[Any] = (), out: Any | None = None, **weighed: Any | None
     ) -> tuple[Any, Any]:
         """Computes many clients in one pass: `params [c, d]`, `x [c, B, C, H, W]`, `y [c, B]`, masks `[c, B, *shape]`.
 
-        :param teacher: `[c, B, ...]`.
-        :param distill: `[c, B]`.
-        :param weights: float32 `[c, B]`, not negative, with a positive value in each row: each client's loss is the
-            weighted mean over its samples. The padding of a smaller batch has weight zero.
+        :param weighed: `teacher` `[c, B, ...]`, `distill` `[c, B]`, and `weights`, float32 `[c, B]`, not negative, with
+            a positive value in each row: each client's loss is the weighted mean over its samples. The padding of a
+            smaller batch has weight zero.
         :return: losses `[c]` and gradients `[c, d]`.
         """
 
         def loss(tensors: Mapping[str, Tensor], x: Tensor, y: Tensor, dropout: Any, more: dict[str, Tensor]) -> Tensor:
             return self._loss(tensors, x, y, dropout, **more)
 
-        more = self._more(teacher, distill, weights)
-        return self._many(torch.func.grad_and_value(loss), params, x, y, dropout, more, out)
+        return self._many(torch.func.grad_and_value(loss), params, x, y, dropout, self._more(**weighed), out)
 
     def records(
-        self,
-        params: Any,
-        x: Any,
-        y: Any,
-        dropout: Sequence[Any] = (),
-        out: Any | None = None,
-        *,
-        teacher: Any | None = None,
-        distill: Any | None = None,
+        self, params: Any, x: Any, y: Any, dropout: Sequence[Any] = (), out: Any | None = None, **taught: Any | None
     ) -> tuple[Any, Any]:
-        """Computes single samples of many clients in one pass, with the arguments of `clients`.
+        """Computes single samples of many clients in one pass, with the arguments of `clients` but for `weights`.
 
         :return: each sample's loss `[c, B]` and gradient `[c, B, d]`.
         """
@@ -123,7 +95,7 @@ class TorchGradient:
             return self._loss(tensors, x[None], y[None], [mask[None] for mask in dropout], **alone)
 
         of_client = torch.func.vmap(torch.func.grad_and_value(loss), in_dims=(None, 0, 0, 0, 0))
-        return self._many(of_client, params, x, y, dropout, self._more(teacher, distill), out)
+        return self._many(of_client, params, x, y, dropout, self._more(**taught), out)
 
     @torch.no_grad()
     def logits(self, params: Any, x: Any) -> Any:
@@ -148,10 +120,13 @@ class TorchGradient:
         )
         return _like(losses.detach(), params), self._flat(grads, like=params, out=out)
 
-    def _more(self, teacher: Any | None, distill: Any | None, weights: Any | None = None) -> dict[str, Tensor]:
+    def _more(
+        self, teacher: Any | None = None, distill: Any | None = None, weights: Any | None = None
+    ) -> dict[str, Tensor]:
         """Returns the optional arguments of `_loss` that a call has, by name."""
-        more = dict(zip(("teacher", "distill"), self._distilled(teacher, distill), strict=False))
-        return more if weights is None else {**more, "weights": self._tensor(weights)}
+        given = both_or_none(teacher, distill, distills=self.objective.distills)
+        more = {} if given is None else {"teacher": given[0], "distill": given[1]}
+        return {name: self._tensor(each) for name, each in (more | {"weights": weights}).items() if each is not None}
 
     def _loss(
         self,
@@ -183,9 +158,6 @@ class TorchGradient:
         for name, place in self.layout.slices.items():
             flat[..., place].copy_(grads[name].detach().reshape(*lead, -1))
         return target
-
-    def _distilled(self, teacher: Any | None, distill: Any | None) -> tuple[Tensor, ...]:
-        return self._tensors(both_or_none(teacher, distill, distills=self.objective.distills) or ())
 
     def _tensors(self, arrays: Sequence[Any]) -> tuple[Tensor, ...]:
         return tuple(self._tensor(array) for array in arrays)

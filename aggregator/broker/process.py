@@ -153,7 +153,6 @@ def start_broker(
     port: int = 0,
     data_dir: Path,
     tls: BrokerTls | None = None,
-    log_path: Path | None = None,
     open_to_network: bool = False,
 ) -> Broker:
     """Starts a broker and waits until it answers. It ends with this process at the latest.
@@ -173,7 +172,7 @@ def start_broker(
         )
     program, path = _choose(kind, tls)
     data_dir.mkdir(parents=True, exist_ok=True)
-    log_path = log_path or data_dir / "broker.log"
+    log_path = data_dir / "broker.log"
     attempts = 1 if port else 3  # another process may take a free port in the meantime
     while True:
         used = port or _free_port(host)

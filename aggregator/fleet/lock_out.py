@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 from hushfleet.aggregator.fleet.retained import ever_retained
-from hushfleet.aggregator.fleet.service import Service, ServicePart
+from hushfleet.aggregator.fleet.service import FleetService, ServicePart
 from hushfleet.aggregator.fleet.trust.authority import Authority, make_key, private_pem
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
@@ -46,13 +46,13 @@ class LockOut(ServicePart):
         self._done: set[str] = set()
         self._taking: _Session | None = None
 
-    def advance(self, service: Service, now: float) -> None:
+    def advance(self, service: FleetService, now: float) -> None:
         if self._taking is not None and self._taking.has_ended(now):
             self._taking = None
         if self._taking is None:
             super().advance(service, now)
 
-    def act(self, service: Service, now: float) -> None:
+    def act(self, service: FleetService, now: float) -> None:
         blocked = set(self._registry.locked_out())
         self._since = {device: self._since.get(device, now) for device in blocked}
         self._done &= blocked

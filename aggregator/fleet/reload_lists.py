@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from hushfleet.aggregator.fleet.service import Service, ServicePart
+from hushfleet.aggregator.fleet.service import FleetService, ServicePart
 from hushfleet.aggregator.fleet.trust.access import lists_written, reload_brokers
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
 
@@ -27,7 +27,7 @@ class ReloadLists(ServicePart):
         self._written: list[int] = []
         self._ask_at = math.inf
 
-    def act(self, service: Service, now: float) -> None:
+    def act(self, service: FleetService, now: float) -> None:
         written = lists_written(self._folder)
         if written != self._written:
             self._written, self._ask_at = written, now + RELOAD_AFTER_S

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from hushfleet.aggregator.fleet.service import Service, ServicePart
+from hushfleet.aggregator.fleet.service import FleetService, ServicePart
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.wire.format.topics import Topics
 
@@ -24,7 +24,7 @@ class ClearRetained(ServicePart):
         self._waiting = deque[str]()
         self._begin_at = 0.0
 
-    def act(self, service: Service, now: float) -> None:
+    def act(self, service: FleetService, now: float) -> None:
         if now >= self._begin_at:
             self._begin_at = now + CLEAR_EVERY_S
             self._waiting = deque(board.device for board in self._registry.boards())

@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from hushfleet.aggregator.fleet.trust.enrolment import Enroller
 from hushfleet.aggregator.storage.enrolment import TokenBucket
@@ -46,21 +45,6 @@ A part that looks at 10,000 boards therefore acts less often, and leaves time fo
 log = logging.getLogger("hushfleet.fleet")
 
 
-class Service(Protocol):
-    """The functions that a part may use."""
-
-    topics: Topics
-
-    def publish(self, topic: str, message: Message, *, retain: bool = False) -> None:
-        """Publishes at the fleet's broker, signed by the service's key. Raises `LinkLost`."""
-
-    def send(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        """Publishes bytes as they are, such as chunks. Raises `LinkLost`."""
-
-    def clear(self, topic: str) -> None:
-        """Clears what the fleet's broker retains of a topic. Raises `LinkLost`."""
-
-
 class ServicePart:
     """A task of the service besides enrolment.
 
@@ -77,10 +61,10 @@ class ServicePart:
         """Returns the topic filters that the part needs at the fleet's broker."""
         return ()
 
-    def take(self, service: Service, topic: ParsedTopic, delivery: Delivery) -> None:
+    def take(self, service: FleetService, topic: ParsedTopic, delivery: Delivery) -> None:
         """Takes a message that matches a filter of this part or of another. Raises a `WireError` for a wrong one."""
 
-    def advance(self, service: Service, now: float) -> None:
+    def advance(self, service: FleetService, now: float) -> None:
         """Acts if it is due; called several times a second while the link is up. `now`: monotonic seconds."""
         if now >= self._act_at:
             self._act_at, begun, failure = now + self.every_s, time.monotonic(), ""
@@ -95,11 +79,11 @@ class ServicePart:
             self._told = failure
             self._act_at = max(self._act_at, now + REST * (time.monotonic() - begun))
 
-    def act(self, service: Service, now: float) -> None:
+    def act(self, service: FleetService, now: float) -> None:
         """Does what is due. A `HushfleetError` is logged, once until it changes; the other parts go on."""
         raise NotImplementedError
 
-    def end(self, service: Service) -> None:
+    def end(self, service: FleetService) -> None:
         """Called before the service ends."""
 
 
@@ -188,12 +172,15 @@ class FleetService:
             self._stale, self._apply_at = False, 0.0
 
     def publish(self, topic: str, message: Message, *, retain: bool = False) -> None:
+        """Publishes at the fleet's broker, signed by the service's key. Raises `LinkLost`."""
         self._fleet.publish(topic, self._encoded(message), retain=retain)
 
     def send(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        """Publishes bytes as they are, such as chunks. Raises `LinkLost`."""
         self._fleet.publish(topic, payload, retain=retain)
 
     def clear(self, topic: str) -> None:
+        """Clears what the fleet's broker retains of a topic. Raises `LinkLost`."""
         self._fleet.publish(topic, b"", retain=True)
 
     def _on_event(self, event: LinkEvent, name: str, take: Callable[[Delivery], None]) -> None:

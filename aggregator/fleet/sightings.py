@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from hushfleet.aggregator.fleet.service import Service, ServicePart
+from hushfleet.aggregator.fleet.service import FleetService, ServicePart
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry
 from hushfleet.aggregator.storage.board import Board
 from hushfleet.errors import BadSignature, Malformed
@@ -42,7 +42,7 @@ class Listener(ServicePart):
     def filters(self, topics: Topics) -> tuple[str, ...]:
         return topics.all_states, topics.all_health, topics.server
 
-    def take(self, service: Service, topic: ParsedTopic, delivery: Delivery) -> None:
+    def take(self, service: FleetService, topic: ParsedTopic, delivery: Delivery) -> None:
         """Takes a message. Raises a `WireError` for one that is refused."""
         federation, payload = service.topics.federation, delivery.payload
         if topic.kind == "server" and payload:
@@ -51,7 +51,7 @@ class Listener(ServicePart):
         elif topic.kind in ("state", "health") and topic.device is not None and payload:
             self._of_board(topic.device, payload, federation)
 
-    def act(self, service: Service, now: float) -> None:
+    def act(self, service: FleetService, now: float) -> None:
         self.flush(now)
 
     def _of_board(self, device: str, payload: bytes, federation: str) -> None:

@@ -102,8 +102,6 @@ class SumsView:
     :param roster: its number and date, in words; empty before the first.
     :param boards: number in the roster. `honest`: how many of them at least are honest, by the operator's limit;
         `min_devices`: no smaller sum is opened.
-    :param joining: how many boards the next signed membership list adds, also with a new key.
-    :param leaving: how many boards it removes.
     """
 
     server_sees: str
@@ -111,8 +109,6 @@ class SumsView:
     boards: int = 0
     honest: int = 0
     min_devices: int = 0
-    joining: int = 0
-    leaving: int = 0
 
 
 @dataclass(frozen=True)

@@ -57,12 +57,7 @@ _log = logging.getLogger("hushfleet.edge")
 
 
 def prove(
-    config: DeviceConfig,
-    connect: Callable[[DeviceStore], Link],
-    stop: threading.Event,
-    supervisor: Supervisor,
-    *,
-    clock: Callable[[], float] = time.monotonic,
+    config: DeviceConfig, connect: Callable[[DeviceStore], Link], stop: threading.Event, supervisor: Supervisor
 ) -> bool:
     """Returns whether this client may continue: its release is good, or nothing is on trial. Raises `HushfleetError`.
 
@@ -81,7 +76,7 @@ def prove(
     try:
         known = TlsIdentity(state_dir, device=config.device.id).is_usable() or config.broker.cert_file is not None
         if copy is not None and copy.is_enrolled and known:  # otherwise there is no broker to connect to yet
-            online = _Online(config, copy, connect(copy), clock)
+            online = _Online(config, copy, connect(copy))
         while not stop.is_set():
             supervisor.alive()
             if online is None:
@@ -108,11 +103,11 @@ class _Online:
     :param store: a copy of the store, with the board's key.
     """
 
-    def __init__(self, config: DeviceConfig, store: DeviceStore, link: Link, clock: Callable[[], float]) -> None:
-        self._store, self._link, self._clock = store, link, clock
+    def __init__(self, config: DeviceConfig, store: DeviceStore, link: Link) -> None:
+        self._store, self._link = store, link
         self._federation = config.device.federation
         self._topic = Topics(self._federation).health(config.device.id)
-        self._health = BoardHealth(config, now=clock())
+        self._health = BoardHealth(config, now=time.monotonic())
         self._up = False
         link.open()
 
@@ -122,7 +117,7 @@ class _Online:
         if isinstance(event, LinkUp | LinkDown):
             self._up = isinstance(event, LinkUp)
             _log.info("connected" if self._up else "the connection was lost")
-        now = self._clock()
+        now = time.monotonic()
         if self._up and now >= self._health.due_at:
             message = self._health.message(now, session=self._store.last_session, hides_duration=True)
             frame = encode_message(message, self._store.identity, federation=self._federation)

@@ -1,9 +1,10 @@
-"""Attacks use the benches of the other folders' tests: certificates."""
+"""Attacks use the benches of the other folders' tests: a device, and certificates."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -11,6 +12,10 @@ import pytest
 
 from hushfleet.aggregator.payloads.prepare import PreparedTask
 from support import whole
+from support.device import config, linear, make_bench, package
+from support.enroller import Desk
+
+__all__ = ["config", "linear", "make_bench", "package"]
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -33,3 +38,11 @@ _certificates = _bench("certificates_bench", "hushfleet/wire/link/test_tls.py")
 def prepared_runs() -> tuple[PreparedTask, PreparedTask]:
     """One task, and the same task begun another time."""
     return whole.prepared_digits("one"), whole.prepared_digits("two")
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    """Who answers the requests for certificates."""
+    made = Desk(tmp_path, certificate_days=90)
+    yield made
+    made.close()

@@ -14,7 +14,6 @@ import pytest
 from hushfleet.edge_client.membership_lists import MembershipListSource
 from hushfleet.secure.membership_list import MembershipList
 from hushfleet.wire.format.identity import Identity
-from support.device import config, make_bench, package  # noqa: F401
 from support.edge import DEVICE
 from support.secure_fleet import SecureFleet, with_secure_aggregation
 
@@ -22,7 +21,7 @@ STOLEN = ("other-000", "other-001", "other-002")
 
 
 @pytest.fixture
-def fleet(make_bench: Any, package: Any, config: Any) -> SecureFleet:  # noqa: F811
+def fleet(make_bench: Any, package: Any, config: Any) -> SecureFleet:
     operator = Identity.generate()
     owned = replace(
         config,
@@ -116,7 +115,7 @@ def test_refused_membership_lists_do_not_fill_the_card(fleet: SecureFleet) -> No
     assert len(fleet.bench.store.blob_digests()) == held
 
 
-def test_a_board_without_an_operator_keeps_no_number(make_bench: Any, package: Any, config: Any) -> None:  # noqa: F811
+def test_a_board_without_an_operator_keeps_no_number(make_bench: Any, package: Any, config: Any) -> None:
     """The aggregator's word is all that it asks for, and that has no age."""
     owned = replace(config, limits=replace(config.limits, accounting="secure", min_devices=8))
     fleet = SecureFleet(make_bench(package=with_secure_aggregation(package), config=owned))

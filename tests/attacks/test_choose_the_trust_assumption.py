@@ -21,7 +21,6 @@ from hushfleet.privacy.step import Step
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.spec import PrivacySpec, SecureSpec, WireSpec
-from support.device import config, make_bench, package  # noqa: F401
 from support.edge import CHUNK_BYTES, DEVICE
 from support.secure_fleet import SecureFleet
 
@@ -32,7 +31,7 @@ ALL = {"min_devices": LEAST, "honest_fraction": 1.0}  # what boards took before 
 
 
 @pytest.fixture
-def make_fleet(make_bench: Any, package: Any, config: Any) -> Any:  # noqa: F811
+def make_fleet(make_bench: Any, package: Any, config: Any) -> Any:
     """With the aggregator's own task; `limits` are of the victim, and a key of the operator has signed the list."""
 
     def make(**limits: Any) -> SecureFleet:

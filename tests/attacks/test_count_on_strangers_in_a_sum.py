@@ -13,7 +13,6 @@ from hushfleet.secure.secure_round import SecureRound
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import RoundPlan, SecurePlan
 from hushfleet.wire.format.spec import BlobRef, SecureSpec
-from support.device import config, make_bench, package  # noqa: F401
 from support.secure_fleet import SecureFleet, with_secure_aggregation
 
 
@@ -30,7 +29,7 @@ from support.secure_fleet import SecureFleet, with_secure_aggregation
         ({"accounting": "as-published", "min_devices": 8, "honest_fraction": 0.9, "min_noise_multiplier": 2.0}, None),
     ],
 )
-def test_what_the_owner_allows(make_bench: Any, package: Any, config: Any, limits: Any, words: str | None) -> None:  # noqa: F811
+def test_what_the_owner_allows(make_bench: Any, package: Any, config: Any, limits: Any, words: str | None) -> None:
     owned = replace(config, limits=replace(config.limits, **limits))
     fleet = SecureFleet(make_bench(package=with_secure_aggregation(package), config=owned))
     server = fleet.bench.server

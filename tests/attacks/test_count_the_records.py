@@ -24,7 +24,6 @@ from hushfleet.wire.format.health import Health
 from hushfleet.wire.format.messages import decode_message
 from hushfleet.wire.format.spec import BlobRef, PrivacySpec
 from hushfleet.wire.link.interface import Delivery
-from support.device import config, make_bench, package  # noqa: F401
 from support.edge import DEVICE, Bench, Clock, Package, write_samples
 
 RECORD_S, ANSWER_S = 0.1, 0.2  # what a board takes for one record's gradient, and for its logits
@@ -34,15 +33,15 @@ Make = Callable[..., Bench]
 
 
 @pytest.fixture
-def records(package: Package) -> Package:  # noqa: F811
+def records(package: Package) -> Package:
     privacy = PrivacySpec("record", "strict", 1.0, 1.1, 1e-5, sample_rate=16 / NOMINAL, batches=4)
     return package.with_spec(privacy=privacy, task="records")
 
 
 def seen_of(
     make: Make,
-    package: Package,  # noqa: F811
-    config: DeviceConfig,  # noqa: F811
+    package: Package,
+    config: DeviceConfig,
     monkeypatch: pytest.MonkeyPatch,
     *,
     count: int,
@@ -119,10 +118,7 @@ class Watch:
 
 @pytest.fixture
 def seen(
-    make_bench: Make,  # noqa: F811
-    records: Package,
-    config: DeviceConfig,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    make_bench: Make, records: Package, config: DeviceConfig, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[float, float]]:
     def moments(**settings: Any) -> tuple[float, float]:
         """Seconds from the announced beginning of the training to its announced end, and to the offer."""
@@ -134,10 +130,7 @@ def seen(
 
 
 def test_what_a_board_says_of_itself_tells_nothing(
-    make_bench: Make,  # noqa: F811
-    records: Package,
-    config: DeviceConfig,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    make_bench: Make, records: Package, config: DeviceConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither when it is said, though a busy board would say it later, nor what: heat, memory and disk are left out."""
     monkeypatch.setattr(health, "EVERY_S", 1.0)
@@ -174,10 +167,10 @@ def test_all_up_to_the_tasks_own_number_are_announced_alike(seen: Callable[..., 
     ("owner", "hides_records", "hides_device"), [(None, True, False), (True, True, True), (False, False, False)]
 )
 def test_an_owner_who_says_nothing_hides_the_number_of_records_in_the_field(
-    make_bench: Make,  # noqa: F811
+    make_bench: Make,
     records: Package,
-    package: Package,  # noqa: F811
-    config: DeviceConfig,  # noqa: F811
+    package: Package,
+    config: DeviceConfig,
     owner: bool | None,
     hides_records: bool,
     hides_device: bool,
@@ -208,10 +201,7 @@ def distilling(records: Package) -> Package:
 
 
 def test_a_teacher_that_is_asked_about_each_record_is_in_the_slot(
-    make_bench: Make,  # noqa: F811
-    distilling: Package,
-    config: DeviceConfig,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    make_bench: Make, distilling: Package, config: DeviceConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gradients take 6.4 seconds and the teacher 12.8, so a slot is 32. Without them in it, one of 16 would be exceeded
     by the devices with many records alone."""
@@ -223,10 +213,7 @@ def test_a_teacher_that_is_asked_about_each_record_is_in_the_slot(
 
 
 def test_a_model_of_its_own_that_trains_on_each_record_is_in_the_slot(
-    make_bench: Make,  # noqa: F811
-    records: Package,
-    config: DeviceConfig,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    make_bench: Make, records: Package, config: DeviceConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One batch of 16 takes 1.6 seconds, the personalized model 6.4 with as many records as the task names: a slot of
     16. With a single batch for the personalized model it would be one of 8, exceeded by the devices with many records
@@ -279,10 +266,7 @@ def test_an_empty_folder_is_as_good_as_any_with_the_unit_record(tmp_path: Path, 
 
 
 def test_a_round_that_fails_on_a_full_disk_is_declined_at_the_end_of_the_slot(
-    make_bench: Make,  # noqa: F811
-    records: Package,
-    config: DeviceConfig,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    make_bench: Make, records: Package, config: DeviceConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the decline would tell when training had ended."""
     bench = make_bench(records, replace(config, limits=replace(config.limits, constant_time=True)))
@@ -315,12 +299,7 @@ def test_a_round_that_fails_on_a_full_disk_is_declined_at_the_end_of_the_slot(
 
 @pytest.mark.parametrize("in_training", [True, False])
 def test_a_stop_in_the_slot_does_not_tell_whether_training_had_ended(
-    make_bench: Make,  # noqa: F811
-    records: Package,
-    config: DeviceConfig,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    in_training: bool,
+    make_bench: Make, records: Package, config: DeviceConfig, monkeypatch: pytest.MonkeyPatch, *, in_training: bool
 ) -> None:
     bench = make_bench(records, replace(config, limits=replace(config.limits, constant_time=True)))
     bench.until(lambda: bool(bench.server.births))
@@ -337,11 +316,7 @@ def test_a_stop_in_the_slot_does_not_tell_whether_training_had_ended(
     assert bench.store.ledger.rounds_charged() == (0 if in_training else 1)
 
 
-def test_nothing_that_is_said_ends_the_slot(
-    make_bench: Make,  # noqa: F811
-    records: Package,
-    config: DeviceConfig,  # noqa: F811
-) -> None:
+def test_nothing_that_is_said_ends_the_slot(make_bench: Make, records: Package, config: DeviceConfig) -> None:
     """Whoever could end it would learn from later updates whether the round was charged by then."""
     bench = make_bench(records, replace(config, limits=replace(config.limits, constant_time=True)))
     bench.until(lambda: bool(bench.server.births))

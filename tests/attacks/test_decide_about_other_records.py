@@ -35,7 +35,6 @@ from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.params import ParamLayout
 from hushfleet.wire.format.spec import BlobRef, ModelSpec, PrivacySpec, WireSpec
 from hushfleet.wire.format.update_values import decode_update
-from support.device import config, linear, make_bench, package  # noqa: F401
 from support.edge import CHUNK_BYTES, Bench, Package
 
 GRAPH, LAYOUT = BlobRef(bytes(32), 1), ParamLayout(("w",), ((2,),))
@@ -388,7 +387,7 @@ def update_of(
     return np.asarray(decode_update(update, public_key=key, counts=counts).values, np.float64).ravel()
 
 
-def test_the_update_moves_by_one_gradient(make_bench, linear, config, tmp_path) -> None:  # noqa: F811
+def test_the_update_moves_by_one_gradient(make_bench, linear, config, tmp_path) -> None:
     """The seed is the same, so the noise is: what is left is what the record has changed."""
     rng, names = np.random.default_rng(5), linear.spec.model.class_names
     pixels = math.prod(linear.spec.model.input_shape)

@@ -11,14 +11,13 @@ import pytest
 from hushfleet.aggregator.config.task import parse_task
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.wire.format.spec import PrivacySpec
-from support.device import config, make_bench, package  # noqa: F401
 from support.edge import DEVICE, Bench, Package
 
 STRANGERS = 198
 
 
 @pytest.fixture
-def published(package: Package) -> Package:  # noqa: F811
+def published(package: Package) -> Package:
     """A task that divides its noise among eight devices, as the papers do."""
     privacy = PrivacySpec("device", "as-published", 1.0, 2.0, 1e-5, noise_split=8)
     return package.with_spec(privacy=privacy, task="published")
@@ -36,22 +35,19 @@ def answer_of(bench: Bench, *, split: int, cohort: int) -> tuple[str, str] | flo
     return bench.store.ledger.entries()[-1].charge.noise_multiplier
 
 
-def test_198_strangers_in_the_cohort(make_bench: Callable[..., Bench], published: Package) -> None:  # noqa: F811
+def test_198_strangers_in_the_cohort(make_bench: Callable[..., Bench], published: Package) -> None:
     """Each would take its part of the noise: what is left of 2.0 is a fourteenth."""
     code, reason = answer_of(make_bench(published), split=1 + STRANGERS, cohort=1 + STRANGERS)
     assert code == "no-privacy"
     assert "among 199 devices, but the task package names 8" in reason
 
 
-def test_what_the_package_names_is_done(make_bench: Callable[..., Bench], published: Package) -> None:  # noqa: F811
+def test_what_the_package_names_is_done(make_bench: Callable[..., Bench], published: Package) -> None:
     """A paper's setting is reproduced as it is: noise over the root of the cohort."""
     assert answer_of(make_bench(published), split=8, cohort=8) == 2.0 / math.sqrt(8)
 
 
-def test_a_plan_that_divides_among_more_than_take_part(
-    make_bench: Callable[..., Bench],  # noqa: F811
-    published: Package,
-) -> None:
+def test_a_plan_that_divides_among_more_than_take_part(make_bench: Callable[..., Bench], published: Package) -> None:
     code, reason = answer_of(make_bench(published), split=8, cohort=3)
     assert (code, "only 3 take part" in reason) == ("no-privacy", True)
 
@@ -61,11 +57,7 @@ def test_a_plan_that_divides_among_more_than_take_part(
     [({"noise_split": 8}, "limits.noise_split is 8"), ({"min_noise_multiplier": 0.5}, "noise multiplier of 0.06325")],
 )
 def test_a_package_that_names_a_thousand_meets_the_owners_limit(
-    make_bench: Callable[..., Bench],  # noqa: F811
-    package: Package,  # noqa: F811
-    config: DeviceConfig,  # noqa: F811
-    limits: dict[str, float],
-    words: str,
+    make_bench: Callable[..., Bench], package: Package, config: DeviceConfig, limits: dict[str, float], words: str
 ) -> None:
     privacy = PrivacySpec("device", "as-published", 1.0, 2.0, 1e-5, noise_split=1000)
     generous = package.with_spec(privacy=privacy, task="generous")
@@ -77,7 +69,7 @@ def test_a_package_that_names_a_thousand_meets_the_owners_limit(
     assert bench.store.ledger.entries() == [], "it is refused before it is trained and charged, not before it is sent"
 
 
-def test_strict_divides_nothing_whatever_the_plan_says(make_bench: Callable[..., Bench]) -> None:  # noqa: F811
+def test_strict_divides_nothing_whatever_the_plan_says(make_bench: Callable[..., Bench]) -> None:
     assert answer_of(make_bench(), split=40, cohort=40) == 2.0
 
 

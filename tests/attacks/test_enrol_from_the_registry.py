@@ -8,10 +8,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from hushfleet.aggregator.fleet.trust.registry import FILE_NAME
 from hushfleet.wire.format.fleet_messages import proven_by_token, token_seed
@@ -21,13 +18,6 @@ from support.enroller import Asker, Desk
 
 BOARD = "greenhouse-01"
 HEARD = ("state", "session", "version", "seen", "health", "health_at")
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(tmp_path)
-    yield made
-    made.close()
 
 
 def signed(board: Asker) -> bytes:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
@@ -18,13 +15,6 @@ from support.desk import FEDERATION
 from support.enroller import Asker, Desk, signing_request
 
 VICTIM, OTHER = "greenhouse-01", "greenhouse-02"
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(tmp_path)
-    yield made
-    made.close()
 
 
 def test_the_token_of_another_board(desk: Desk) -> None:

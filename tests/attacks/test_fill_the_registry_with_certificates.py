@@ -7,8 +7,6 @@ each of them on the list of revoked certificates, for ever.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from cryptography import x509
@@ -22,13 +20,6 @@ from support.enroller import Asker, Desk, signing_request
 
 BOARD = "greenhouse-01"
 DAY_S = 86400.0
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(tmp_path, certificate_days=90)
-    yield made
-    made.close()
 
 
 def certificates(desk: Desk) -> int:

@@ -22,7 +22,6 @@ from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.noise import NoiseSource, SeededNoise
 from hushfleet.wire.format.spec import PrivacySpec
-from support.device import config, make_bench, package  # noqa: F401
 from support.edge import Bench, Package
 from support.methods import WITH_RECORDS, taken, train_round
 
@@ -164,12 +163,12 @@ def test_a_method_that_does_not_say_so_is_found(leaky: type[TaskMethod], field: 
 
 
 @pytest.fixture
-def published(package: Package) -> Package:  # noqa: F811
+def published(package: Package) -> Package:
     privacy = PrivacySpec("device", "as-published", 1.0, 2.0, 1e-5)
     return package.with_spec(method="fedglp-adp", privacy=privacy, task="published")
 
 
-def bench_with(make: Callable[..., Bench], task: Package, config: DeviceConfig, **limits: Any) -> Bench:  # noqa: F811
+def bench_with(make: Callable[..., Bench], task: Package, config: DeviceConfig, **limits: Any) -> Bench:
     bench = make(task, replace(config, limits=replace(config.limits, **limits)))
     bench.until(lambda: bool(bench.server.births))
     bench.server.open_round(1)
@@ -186,9 +185,9 @@ def bench_with(make: Callable[..., Bench], task: Package, config: DeviceConfig, 
     ],
 )
 def test_a_board_declines_before_it_trains(
-    make_bench: Callable[..., Bench],  # noqa: F811
+    make_bench: Callable[..., Bench],
     published: Package,
-    config: DeviceConfig,  # noqa: F811
+    config: DeviceConfig,
     limits: dict[str, Any],
     code: str,
     words: str,
@@ -202,9 +201,7 @@ def test_a_board_declines_before_it_trains(
 
 
 def test_an_owner_who_allows_it_reads_infinity_and_what_for(
-    make_bench: Callable[..., Bench],  # noqa: F811
-    published: Package,
-    config: DeviceConfig,  # noqa: F811
+    make_bench: Callable[..., Bench], published: Package, config: DeviceConfig
 ) -> None:
     bench = bench_with(make_bench, published, config, accounting="as-published", epsilon_server=math.inf)
     ledger = bench.store.ledger

@@ -3,7 +3,6 @@
 A decline is charged nothing, so this could be asked in every round, of anything that a model can be made to see.
 """
 
-# ruff: noqa: F811
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -15,7 +14,6 @@ import pytest
 
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.wire.format.spec import PrivacySpec
-from support.device import config, make_bench, package  # noqa: F401
 from support.edge import Bench, Package
 
 PLAIN = PrivacySpec("device", "strict", 1.0, 2.0, 1e-5)

@@ -4,7 +4,6 @@ What must not tell: that a record does not fit the task, that there is no data a
 wrote fails on some values, that training fails on these data for whatever reason.
 """
 
-# ruff: noqa: F811
 from __future__ import annotations
 
 import hashlib
@@ -31,7 +30,6 @@ from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
 from hushfleet.objectives import Objective
 from hushfleet.wire.format.spec import BlobRef, PrivacySpec
-from support.device import config, make_bench, package  # noqa: F401
 from support.edge import Bench, Package
 
 Make = Callable[..., Bench]

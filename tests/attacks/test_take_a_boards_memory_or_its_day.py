@@ -20,7 +20,6 @@ from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.worker import process
 from hushfleet.edge_client.worker.process import ChildProcess
 from hushfleet.wire.format.spec import BlobRef
-from support.device import config, make_bench, package  # noqa: F401
 from support.edge import Bench, Package
 
 WITHOUT_RULES = """
@@ -32,7 +31,7 @@ main(pipe)
 """
 
 
-def spoilt(package: Package, nodes: list[onnx.NodeProto], **constants: object) -> Package:  # noqa: F811
+def spoilt(package: Package, nodes: list[onnx.NodeProto], **constants: object) -> Package:
     """The task's own gradient, to whose loss the result `r` of some nodes is added."""
     model = onnx.load_from_string(package.blobs[package.spec.model.gradient.digest])
     for node in model.graph.node:
@@ -48,7 +47,7 @@ def spoilt(package: Package, nodes: list[onnx.NodeProto], **constants: object) -
     return replace(changed, blobs={**changed.blobs, spec.gradient.digest: graph})
 
 
-def huge(package: Package) -> Package:  # noqa: F811
+def huge(package: Package) -> Package:
     """160 GB of numbers that depend on the batch, so that nothing is computed before it runs."""
     nodes = [
         helper.make_node("ReduceMax", ["x"], ["top"], keepdims=0),
@@ -58,7 +57,7 @@ def huge(package: Package) -> Package:  # noqa: F811
     return spoilt(package, nodes, shape=np.array([200_000, 200_000], np.int64))
 
 
-def slow(package: Package) -> Package:  # noqa: F811
+def slow(package: Package) -> Package:
     """Many products of large matrices: little memory, and a day's work."""
     nodes = [
         helper.make_node("ReduceMax", ["x"], ["top"], keepdims=0),
@@ -71,9 +70,9 @@ def slow(package: Package) -> Package:  # noqa: F811
 
 @pytest.mark.parametrize("trick", [huge, slow])
 def test_a_graph_that_wants_everything_harms_nobody(
-    make_bench: Callable[..., Bench],  # noqa: F811
-    package: Package,  # noqa: F811
-    config: DeviceConfig,  # noqa: F811
+    make_bench: Callable[..., Bench],
+    package: Package,
+    config: DeviceConfig,
     monkeypatch: pytest.MonkeyPatch,
     trick: Callable[[Package], Package],
 ) -> None:

@@ -29,7 +29,6 @@ from hushfleet.wire.format.spec import PrivacySpec
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import Delivery
 from hushfleet.wire.link.mqtt import MqttLink
-from support.device import config, package  # noqa: F401
 from support.edge import DEVICE, Bench, Clock, Package, ScriptedAggregator, Stop
 
 PATIENCE_S = 120.0
@@ -134,7 +133,7 @@ class CuriousBroker:
 
 
 @pytest.fixture
-def bench(package: Package, config: DeviceConfig) -> Iterator[tuple[Bench, CuriousBroker]]:  # noqa: F811
+def bench(package: Package, config: DeviceConfig) -> Iterator[tuple[Bench, CuriousBroker]]:
     """A board that has a secret about how long it works, at a curious broker."""
     privacy = PrivacySpec("record", "strict", 1.0, 1.1, 1e-5, sample_rate=1 / 4, batches=4)
     package = package.with_spec(privacy=privacy, task="records")

@@ -17,7 +17,6 @@ from hushfleet.errors import BadInput
 from hushfleet.secure.masking import Masked
 from hushfleet.secure.secure_round import SecureRound
 from hushfleet.wire.format.messages import RoundPlan
-from support.device import config, make_bench, package  # noqa: F401
 from support.secure_aggregation import SumFleet, plan_of
 from support.secure_fleet import SecureFleet, with_secure_aggregation
 
@@ -69,7 +68,7 @@ def test_one_sum_over_both_halves(field: str, as_it_was: Callable[[], None]) -> 
 
 @pytest.mark.parametrize("bound", [False, True])
 def test_a_board_does_not_serve_two_models_of_one_round(
-    make_bench: Any, package: Any, config: Any, as_it_was: Callable[[], None], bound: bool,  # noqa: F811
+    make_bench: Any, package: Any, config: Any, as_it_was: Callable[[], None], bound: bool
 ) -> None:  # fmt: skip
     """It has trained by the first; for the second, it neither sends nor answers."""
     if not bound:

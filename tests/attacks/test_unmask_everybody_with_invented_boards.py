@@ -26,7 +26,6 @@ from hushfleet.edge_client.board.config import DeviceConfig, load_config
 from hushfleet.privacy.ring import Ring
 from hushfleet.wire.format.identity import KEY_BYTES, Identity
 from support.desk import make_folder
-from support.device import config, make_bench, package  # noqa: F401
 from support.edge import DEVICE, Bench, Package
 from support.secure_fleet import SecureFleet, with_secure_aggregation
 
@@ -57,10 +56,7 @@ def _keys_in(file: Path) -> list[Identity]:
 
 @pytest.fixture
 def victim(
-    tmp_path: Path,
-    config: DeviceConfig,  # noqa: F811
-    package: Package,  # noqa: F811
-    make_bench: Callable[..., Bench],  # noqa: F811
+    tmp_path: Path, config: DeviceConfig, package: Package, make_bench: Callable[..., Bench]
 ) -> Callable[[FleetFolder], SecureFleet]:
     """A real board with the card of the fleet in `folder`; the rest of its membership list are invented boards."""
 

@@ -234,21 +234,17 @@ def test_power_lost_between_commit_and_sending(make_bench: MakeBench) -> None:
     assert [birth.session for birth in bench.server.births][-1] == 2
 
 
-def test_power_lost_after_half_of_the_chunks(make_bench: MakeBench) -> None:
+@pytest.mark.parametrize(
+    "is_there",
+    [
+        pytest.param(lambda server: len(server.chunks_seen) == 3, id="half of the chunks were sent"),
+        pytest.param(lambda server: len(server.updates) == 1, id="the Ack is on its way"),
+    ],
+)
+def test_power_lost_while_sending(make_bench: MakeBench, is_there: Callable[[Any], bool]) -> None:
     bench = make_bench()
     bench.server.open_round(1)
-    bench.until(lambda: len(bench.server.chunks_seen) == 3)
-    before = bench.store.outbox("digits-test", 1)
-    bench.restart()
-    bench.acked(1)
-    assert bench.server.updates == [before.data]
-    assert bench.store.ledger.rounds_charged() == 1
-
-
-def test_power_lost_with_the_acknowledgement(make_bench: MakeBench) -> None:
-    bench = make_bench()
-    bench.server.open_round(1)
-    bench.until(lambda: len(bench.server.updates) == 1)  # the Ack is on its way
+    bench.until(lambda: is_there(bench.server))
     before = bench.store.outbox("digits-test", 1)
     assert before.pending
     bench.restart()

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.edge_client.storage.store import DeviceStore
@@ -34,7 +33,7 @@ from hushfleet.privacy.noise import SecureNoise
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
 from hushfleet.wire.format.update_values import decode_update
-from support.kill import CALL, KillPoints, forked
+from support.kill import CALL, NETWORK, KillPoints, forked
 
 ROUNDS = 3
 SPREAD = 12
@@ -90,11 +89,6 @@ def write(journal: Path, line: dict[str, Any]) -> None:
         file.write(json.dumps(line) + "\n")
 
 
-def gradient(params: np.ndarray, x: np.ndarray, y: np.ndarray, dropout: Any = (), out: Any = None, **_: Any) -> Any:
-    out[...] = params - 1
-    return 0.5, out
-
-
 def plan_of(round: int) -> RoundPlan:
     before = PublicState.initial(LAYOUT.size).digest()
     return RoundPlan(SPEC.task, round, ROUNDS, "open", bytes(32), 4 * LAYOUT.size, {"one": before}, 1, 60.0)
@@ -106,9 +100,7 @@ def trainer_of(store: DeviceStore, folder: Path) -> Trainer:
         store=store,
         spec=SPEC,
         method=method_of(SPEC),
-        gradient=gradient,
-        logits_of=lambda params, x: np.zeros((len(x), 2), np.float32),
-        samples=lambda: Samples(np.zeros((8, 1, 2, 2), np.uint8), np.zeros(8, np.int64), (0.0,), (1.0,)),
+        **NETWORK,
         randomness=WrittenRandomness(folder / "journal"),
         limits=LimitsSection(epsilon_server=float("inf")),
     )

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.storage.answers import AnswerEntry, Answers
 from hushfleet.edge_client.storage.store import DeviceStore
@@ -29,7 +28,7 @@ from hushfleet.secure.membership_list import MembershipList
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import RoundPlan, SecurePlan
 from hushfleet.wire.format.spec import BlobRef, ModelSpec, PrivacySpec, SecureSpec, TaskSpec, WireSpec
-from support.kill import CALL, KillPoints, forked
+from support.kill import CALL, NETWORK, KillPoints, forked
 
 ROUNDS, SPREAD, DEVICES = 2, 8, 9
 
@@ -60,11 +59,6 @@ OTHERS = {f"other-{number}": Identity.from_bytes(bytes([number] * 32)).public_ke
 EVERYBODY, ALL_BUT_ONE = b"\xff\x80", b"\xff\x00"
 
 
-def gradient(params: np.ndarray, x: np.ndarray, y: np.ndarray, dropout: Any = (), out: Any = None, **_: Any) -> Any:
-    out[...] = params - 1
-    return 0.5, out
-
-
 def write(folder: Path, line: dict[str, Any]) -> None:
     with (folder / "journal").open("a") as file:
         file.write(json.dumps(line) + "\n")
@@ -79,9 +73,7 @@ def play(folder: Path, included: bytes = EVERYBODY) -> None:
             store=store,
             spec=SPEC,
             method=method_of(SPEC),
-            gradient=gradient,
-            logits_of=lambda params, x: np.zeros((len(x), 2), np.float32),
-            samples=lambda: Samples(np.zeros((8, 1, 2, 2), np.uint8), np.zeros(8, np.int64), (0.0,), (1.0,)),
+            **NETWORK,
             randomness=FieldRandomness(),
             limits=LimitsSection.of_simulation(SPEC.privacy),
         )

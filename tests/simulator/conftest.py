@@ -158,6 +158,12 @@ class Audit:
         assert tap.unfinished <= charged
 
 
+@pytest.fixture(scope="module")
+def fast(task: Task, runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Simulation:
+    """The run of a module's task by the fast engine."""
+    return runs.fast(begin(task, tmp_path_factory.mktemp("fast") / "run", data_dir=None))
+
+
 @pytest.fixture(scope="session")
 def audit() -> Audit:
     return Audit()

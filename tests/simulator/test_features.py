@@ -37,11 +37,6 @@ def task(short_task: Any) -> Task:
     )
 
 
-@pytest.fixture(scope="module")
-def fast(task: Task, runs: Any, tmp_path_factory: pytest.TempPathFactory) -> Simulation:
-    return runs.fast(begin(task, tmp_path_factory.mktemp("fast") / "run", data_dir=None))
-
-
 def last_model(simulation: Simulation) -> np.ndarray:
     tensors = load_file(simulation.folder.aggregator / "global-2.safetensors")
     return np.concatenate([tensors[name].ravel() for name in simulation.prepared.spec.model.layout.names])

@@ -35,11 +35,6 @@ def task(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     )
 
 
-@pytest.fixture(scope="module")
-def fast(task: Task, runs: Any, tmp_path_factory: pytest.TempPathFactory) -> Simulation:
-    return runs.fast(begin(task, tmp_path_factory.mktemp("fast") / "run", data_dir=None))
-
-
 def test_a_model_file_takes_sound(fast: Simulation) -> None:
     """And gives what the network gives for the spectra."""
     [path, *_] = write_models(fast)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from hushfleet import atomic_file
-from hushfleet.aggregator.fleet.service import Service, ServicePart
+from hushfleet.aggregator.fleet.service import FleetService, ServicePart
 from hushfleet.aggregator.fleet.software.releases import keys_in_force, offered_releases
 from hushfleet.aggregator.fleet.software.rollout import HEARD_S, current
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder
@@ -41,7 +41,7 @@ class TellingNewest(ServicePart):
         self._sign_at = 0.0  # monotonic seconds
         self._sent: dict[str, tuple[ReleaseNews, float]] = {}  # device -> what, and when in monotonic seconds
 
-    def act(self, service: Service, now: float) -> None:
+    def act(self, service: FleetService, now: float) -> None:
         news, wall = self._newest_news(now), self._wall()
         for seen in self._registry.boards():
             device = seen.device

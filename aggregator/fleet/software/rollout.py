@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hushfleet.aggregator.fleet.service import Service, ServicePart
+from hushfleet.aggregator.fleet.service import FleetService, ServicePart
 from hushfleet.aggregator.fleet.sightings import HEARTBEAT_S
 from hushfleet.aggregator.fleet.software.releases import Withdrawal, find_release, mapped, offered_releases, releases
 from hushfleet.aggregator.fleet.trust.folder import FleetFolder, UpdatesPart
@@ -266,7 +266,7 @@ class Updating(ServicePart):
     def filters(self, topics: Topics) -> Sequence[str]:
         return (topics.all_wants,)
 
-    def take(self, service: Service, topic: ParsedTopic, delivery: Delivery) -> None:
+    def take(self, service: FleetService, topic: ParsedTopic, delivery: Delivery) -> None:
         if topic.kind != "wants" or topic.device is None:
             return
         key = self._registry.key_of(topic.device)
@@ -275,11 +275,11 @@ class Updating(ServicePart):
         want = decode_as(Want, delivery.payload, federation=service.topics.federation, public_key=key)
         self._chunks.want(topic.device, want, now=time.monotonic())
 
-    def advance(self, service: Service, now: float) -> None:
+    def advance(self, service: FleetService, now: float) -> None:
         super().advance(service, now)
         self._serve(service, now)
 
-    def act(self, service: Service, now: float) -> None:
+    def act(self, service: FleetService, now: float) -> None:
         rollout = current(self._registry)
         if rollout is None or rollout.state != "running":
             self._stop_serving()
@@ -339,7 +339,7 @@ class Updating(ServicePart):
                 (wall, away, rollout.number),
             )
 
-    def _offer(self, service: Service, rollout: Rollout, devices: Sequence[str], wall: float) -> None:
+    def _offer(self, service: FleetService, rollout: Rollout, devices: Sequence[str], wall: float) -> None:
         heard = {board.device: board for board in self._registry.boards()}
         for device in devices:
             seen = heard[device]
@@ -356,7 +356,7 @@ class Updating(ServicePart):
                 _log.info("release %s is offered to %s", rollout.version, device)
             self._answered[device] = seen.health_at
 
-    def _serve(self, service: Service, now: float) -> None:
+    def _serve(self, service: FleetService, now: float) -> None:
         if self._chunks.due_at > now or self._sent_until > now:
             return
         second = 1024 * self._rules.kib_per_second

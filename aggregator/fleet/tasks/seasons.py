@@ -20,7 +20,7 @@ from hushfleet.aggregator.config.calendar import local_zone
 from hushfleet.aggregator.config.season import SeasonSection
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.fleet import descriptions
-from hushfleet.aggregator.fleet.service import Service, ServicePart
+from hushfleet.aggregator.fleet.service import FleetService, ServicePart
 from hushfleet.aggregator.fleet.tasks.next_task import check_next, set_task
 from hushfleet.aggregator.fleet.tasks.task_check import season_charge
 from hushfleet.aggregator.fleet.trust.device_file import card_limits
@@ -221,7 +221,7 @@ class SeasonStarter(ServicePart):
     def __init__(self, folder: FleetFolder, *, clock: Callable[[], float] = time.time) -> None:
         self._folder, self._clock = folder, clock
 
-    def act(self, service: Service, now: float) -> None:
+    def act(self, service: FleetService, now: float) -> None:
         name = begin_season(self._folder, self._clock())
         if name and (season := season_view(self._folder, self._clock())) is not None:
             log.info("the fleet's task is %s: %s", name, descriptions.season(season, now=self._clock()))

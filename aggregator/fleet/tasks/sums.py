@@ -41,8 +41,6 @@ class SumsWatch:
             boards=len(holds.devices) if holds else 0,
             honest=holds.honest_devices if holds else 0,
             min_devices=holds.min_devices if holds else 0,
-            joining=len(changes.added) + len(changes.changed),
-            leaving=len(changes.removed),
         )
         return view, _problems(holds, changes)
 

@@ -61,16 +61,15 @@ def sign_here(folder: FleetFolder, boards: Sequence[Board], operator: Identity) 
         _write(folder, asked.signed(operator, after=0 if has is None else has.number))
 
 
-def to_sign(folder: FleetFolder, boards: Sequence[Board], *, at: float | None = None) -> MembershipList:
+def to_sign(folder: FleetFolder, boards: Sequence[Board]) -> MembershipList:
     """Makes the list for the machine with the operator's key, with a number above the valid one.
 
-    :param at: unix seconds; None: now. Raises `BadInput` if no board has enrolled.
+    Raises `BadInput` if no board has enrolled.
     """
     asked, has = wanted(folder, boards), held(folder)
     if asked is None:
         raise BadInput(f"no board of {folder.path} has enrolled, so there is nothing to sign yet")
-    date = int(time.time() if at is None else at)
-    return MembershipList.to_sign(asked, number=max(date, 0 if has is None else has.number + 1))
+    return MembershipList.to_sign(asked, number=max(int(time.time()), 0 if has is None else has.number + 1))
 
 
 def take(folder: FleetFolder, boards: Sequence[Board], data: bytes) -> MembershipList:

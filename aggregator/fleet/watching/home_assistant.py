@@ -15,7 +15,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from hushfleet.aggregator.fleet.service import Service, ServicePart
+from hushfleet.aggregator.fleet.service import FleetService, ServicePart
 from hushfleet.aggregator.fleet.view import FleetView
 from hushfleet.aggregator.fleet.watching.metrics import METRICS
 from hushfleet.errors import LinkLost
@@ -59,7 +59,7 @@ class HomeAssistant(ServicePart):
         self._published: dict[str, bytes] = {}
         self._again_at = 0.0
 
-    def act(self, service: Service, now: float) -> None:
+    def act(self, service: FleetService, now: float) -> None:
         messages, again = messages_of(self._make_view()), now >= self._again_at
         for topic in self._published.keys() - messages.keys():  # Home Assistant then forgets a board
             service.clear(topic)
@@ -73,7 +73,7 @@ class HomeAssistant(ServicePart):
         if again:
             self._again_at = now + AGAIN_S
 
-    def _remove(self, service: Service, topic: str, before: bytes, payload: bytes) -> None:
+    def _remove(self, service: FleetService, topic: str, before: bytes, payload: bytes) -> None:
         """Removes figures that are gone, such as those of the former task: sends only their platform.
 
         Home Assistant would still show the last value of a figure that is only left out.
@@ -84,7 +84,7 @@ class HomeAssistant(ServicePart):
             described["components"] |= gone
             service.send(topic, encoded(described), retain=True)
 
-    def end(self, service: Service) -> None:
+    def end(self, service: FleetService) -> None:
         with suppress(LinkLost):
             service.send(availability(self._federation), OFFLINE, retain=True)
 

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from hushfleet.aggregator.broker.config import mosquitto_acl
-from hushfleet.aggregator.fleet.service import Service
+from hushfleet.aggregator.fleet.service import FleetService
 from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, HOME_ASSISTANT_NAME, FleetFolder
 from hushfleet.aggregator.fleet.trust.members import check_board_name
 from hushfleet.aggregator.fleet.view import FleetView
@@ -128,7 +128,7 @@ def test_a_time_that_no_calendar_has_is_unknown() -> None:
 
 def test_changes_are_published_and_all_of_it_now_and_then() -> None:
     view, seen = [a_view()], Published()
-    part, service = HomeAssistant("greenhouse", lambda: view[0]), cast(Service, seen)
+    part, service = HomeAssistant("greenhouse", lambda: view[0]), cast(FleetService, seen)
     part.advance(service, 100.0)
     assert seen.take() == messages_of(view[0])
     part.advance(service, 100.1)
@@ -156,7 +156,7 @@ def test_a_figure_of_the_former_task_is_removed() -> None:
     run = a_view().run
     assert run is not None
     view, seen = [a_view()], Published()
-    part, service = HomeAssistant("greenhouse", lambda: view[0]), cast(Service, seen)
+    part, service = HomeAssistant("greenhouse", lambda: view[0]), cast(FleetService, seen)
     part.advance(service, 100.0)
     assert "hushfleet_declines_total_disk" in json.loads(seen.take()[FLEET])["components"]
     view[0] = replace(view[0], run=replace(run, task="next", declines=(("budget", 1),)))
@@ -172,7 +172,7 @@ def test_what_cannot_be_read_does_not_end_the_service(caplog: pytest.LogCaptureF
 
     part, seen = HomeAssistant("greenhouse", broken), Published()
     for turn in range(3):
-        part.advance(cast(Service, seen), 100.0 + turn * EVERY_S)
+        part.advance(cast(FleetService, seen), 100.0 + turn * EVERY_S)
     assert seen.take() == {}
     assert len(caplog.records) == 1, "said once"
 

@@ -13,7 +13,7 @@ import pytest
 
 from hushfleet.aggregator.commands.of_fleet import members_of
 from hushfleet.aggregator.fleet.lock_out import LockOut
-from hushfleet.aggregator.fleet.service import Service
+from hushfleet.aggregator.fleet.service import FleetService
 from hushfleet.aggregator.fleet.software.cards import choose_boards
 from hushfleet.aggregator.fleet.trust.access import apply
 from hushfleet.aggregator.fleet.trust.authority import Authority, read_revocations
@@ -285,7 +285,7 @@ def test_a_network_is_kept_as_toml_in_whatever_form_it_came(folder: FleetFolder,
     assert read_wifi(folder.wifi("shed")) == read_wifi(wifi)
 
 
-class Clearing(Service):
+class Clearing(FleetService):
     def __init__(self, topics: Topics) -> None:
         self.topics, self.cleared = topics, list[str]()
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hushfleet.aggregator.fleet.service import Service
+from hushfleet.aggregator.fleet.service import FleetService
 from hushfleet.aggregator.fleet.software import rollout as rollout_module
 from hushfleet.aggregator.fleet.software.cards import ReleasePlatform, build_release, release_of
 from hushfleet.aggregator.fleet.software.releases import (
@@ -412,7 +412,7 @@ class Serving:
     def look(self, at: float) -> str:
         """Looks once; the state of the roll-out then."""
         self.now, self.ticks = at, self.ticks + 2
-        self.part.advance(cast(Service, self), self.ticks)
+        self.part.advance(cast(FleetService, self), self.ticks)
         rollout = current(self.desk.registry)
         assert rollout is not None
         return rollout.state

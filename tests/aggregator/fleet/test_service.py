@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from hushfleet.aggregator.fleet.service import APPLY_AGAIN_S, Service, ServicePart
+from hushfleet.aggregator.fleet.service import APPLY_AGAIN_S, FleetService, ServicePart
 from hushfleet.errors import LinkLost, StoreFull
 from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.wire.format.messages import encode_message
@@ -83,7 +83,7 @@ class Slow(ServicePart):
         self._clock = clock
         self.acted: list[float] = []
 
-    def act(self, service: Service, now: float) -> None:
+    def act(self, service: FleetService, now: float) -> None:
         self.acted.append(now)
         self._clock[0] += 2.0
 
@@ -93,7 +93,7 @@ def test_a_part_that_takes_long_leaves_time_to_messages(monkeypatch: pytest.Monk
     monkeypatch.setattr("hushfleet.aggregator.fleet.service.REST", 5.0)
     clock = [0.0]
     monkeypatch.setattr("hushfleet.aggregator.fleet.service.time.monotonic", lambda: clock[0])
-    part, service = Slow(clock), cast(Service, None)
+    part, service = Slow(clock), cast(FleetService, None)
     while clock[0] < 30:
         part.advance(service, clock[0])
         clock[0] += 0.1
@@ -106,14 +106,14 @@ class Failing(ServicePart):
     def __init__(self) -> None:
         self.why, self.acted = "the disk is full", list[float]()
 
-    def act(self, service: Service, now: float) -> None:
+    def act(self, service: FleetService, now: float) -> None:
         self.acted.append(now)
         if self.why:
             raise LinkLost(self.why) if self.why == "no link" else StoreFull(self.why)
 
 
 def test_a_part_that_fails_is_told_once_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    part, service = Failing(), cast(Service, None)
+    part, service = Failing(), cast(FleetService, None)
     for now in (0.0, 5.0, 11.0):
         part.advance(service, now)
     part.why = "the disk is gone"

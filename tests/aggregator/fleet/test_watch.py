@@ -19,7 +19,7 @@ from rich.console import Console
 from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.page.render import render_parts
 from hushfleet.aggregator.fleet.processes import LONGEST_WAIT_S, FleetProcess
-from hushfleet.aggregator.fleet.service import Service
+from hushfleet.aggregator.fleet.service import FleetService
 from hushfleet.aggregator.fleet.sightings import HEARTBEAT_S, Listener
 from hushfleet.aggregator.fleet.trust.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.trust.registry import FleetRegistry, RefusedRequest
@@ -80,7 +80,7 @@ class Desk:
         self.take(topic or kind(name), frame)
 
     def take(self, topic: str, frame: bytes) -> None:
-        service = cast(Service, SimpleNamespace(topics=self.topics))
+        service = cast(FleetService, SimpleNamespace(topics=self.topics))
         self.listener.take(service, self.topics.parse(topic), Delivery(topic, frame, True))
 
     def birth(self, name: str, state: Any = "ready", *, session: int = 1) -> Birth:
@@ -576,9 +576,9 @@ def test_a_clock_that_is_set_back_does_not_end_listening(desk: Desk) -> None:
     desk.view()
     for second in range(1, 3 * int(HEARTBEAT_S)):
         desk.now = NOW - 365 * 86400 + second
-        desk.listener.advance(cast(Service, None), NOW + second)  # monotonic seconds, which go on
+        desk.listener.advance(cast(FleetService, None), NOW + second)  # monotonic seconds, which go on
     desk.hear("board-1", desk.birth("board-1"))
-    desk.listener.advance(cast(Service, None), NOW + 3 * HEARTBEAT_S)
+    desk.listener.advance(cast(FleetService, None), NOW + 3 * HEARTBEAT_S)
     view = view_now(desk.folder, desk.now)
     assert (view.boards[0].seen, view.service) == (desk.now, "running")
     assert max(at for _, at in desk.registry.processes().values()) <= desk.now

@@ -17,7 +17,6 @@ from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.status import format_status, status
 from hushfleet.errors import GraphRefused
 from hushfleet.learning.graph_session import GradientGraph
-from support.device import config, make_bench, package  # noqa: F401
 from support.edge import Bench
 
 MakeBench = Callable[..., Bench]
@@ -27,7 +26,7 @@ assert OTHER in ort.get_available_providers()
 
 
 @pytest.fixture
-def board(config: DeviceConfig, monkeypatch: pytest.MonkeyPatch) -> DeviceConfig:  # noqa: F811
+def board(config: DeviceConfig, monkeypatch: pytest.MonkeyPatch) -> DeviceConfig:
     """A board with a GPU that is three times as fast as its processor, and memory enough."""
     monkeypatch.setattr(accelerator, "PROVIDER", OTHER)
     monkeypatch.setattr(accelerator, "free_memory_bytes", lambda: 1 << 32)
@@ -42,7 +41,7 @@ def seconds(*, gpu: float, cpu: float) -> Callable[..., float]:
     return nominal
 
 
-def wanting(config: DeviceConfig, wanted: Any) -> DeviceConfig:  # noqa: F811
+def wanting(config: DeviceConfig, wanted: Any) -> DeviceConfig:
     return replace(config, device=replace(config.device, accelerator=wanted))
 
 
@@ -53,9 +52,7 @@ def train(bench: Bench, round: int = 1) -> Any:
 
 
 def test_what_is_right_and_faster_is_used_and_kept(
-    make_bench: MakeBench,  # noqa: F811
-    board: DeviceConfig,
-    monkeypatch: pytest.MonkeyPatch,
+    make_bench: MakeBench, board: DeviceConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = make_bench(config=board)
     assert isinstance(train(bench), AcceleratedGradient)
@@ -80,7 +77,7 @@ def test_what_is_right_and_faster_is_used_and_kept(
     [("auto", 4.0, 4000, "cpu"), ("cuda", 4.0, 4000, "cuda"), ("auto", 1.0, 700, "cpu"), ("cuda", 1.0, 700, "cpu")],
 )
 def test_a_choice_follows_speed_and_memory(
-    make_bench: MakeBench,  # noqa: F811
+    make_bench: MakeBench,
     board: DeviceConfig,
     monkeypatch: pytest.MonkeyPatch,
     wanted: str,
@@ -99,10 +96,7 @@ def test_a_choice_follows_speed_and_memory(
 
 
 def test_nothing_is_chosen_where_there_is_nothing_to_choose(
-    make_bench: MakeBench,  # noqa: F811
-    board: DeviceConfig,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    make_bench: MakeBench, board: DeviceConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = make_bench(config=wanting(board, "cpu"))
     assert isinstance(train(bench), GradientGraph)
@@ -129,9 +123,7 @@ def spoilt(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[int], float]) -> No
 
 
 def test_a_provider_that_computes_wrong_is_not_used(
-    make_bench: MakeBench,  # noqa: F811
-    board: DeviceConfig,
-    monkeypatch: pytest.MonkeyPatch,
+    make_bench: MakeBench, board: DeviceConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spoilt(monkeypatch, lambda count: 1.01 if count == 4 else 1.0)
     bench = make_bench(config=wanting(board, "cuda"))
@@ -142,10 +134,7 @@ def test_a_provider_that_computes_wrong_is_not_used(
 
 
 def test_a_failure_in_the_middle_loses_no_round(
-    make_bench: MakeBench,  # noqa: F811
-    board: DeviceConfig,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    make_bench: MakeBench, board: DeviceConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def failing(count: int) -> float:
         if count > 5:  # four batches are compared, and the round has three
@@ -184,10 +173,7 @@ def test_a_record_on_which_the_graph_itself_fails_leaves_the_others_on_the_gpu()
     assert not failures
 
 
-def test_the_processor_goes_on_after_a_round_that_ended_the_client(
-    make_bench: MakeBench,  # noqa: F811
-    board: DeviceConfig,
-) -> None:
+def test_the_processor_goes_on_after_a_round_that_ended_the_client(make_bench: MakeBench, board: DeviceConfig) -> None:
     bench = make_bench(config=board)
     bench.store.count_attempt("round", "digits-test/1")
     assert isinstance(train(bench), GradientGraph)

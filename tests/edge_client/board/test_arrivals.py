@@ -28,7 +28,6 @@ from hushfleet.methods import method_of
 from hushfleet.params import ParamLayout
 from hushfleet.wire.format.question import QuestionSpec
 from hushfleet.wire.format.spec import BlobRef, EarlierTask, ModelSpec, PrivacySpec
-from support.device import config, linear, make_bench, package  # noqa: F401
 from support.edge import DEVICE, Bench, Package
 
 DAY = 86400
@@ -198,9 +197,7 @@ def test_what_was_held_out_and_is_deleted_is_tested_on_no_more(tmp_path: Path, s
 
 
 def test_the_client_divides_the_samples_of_a_window_by_their_content(
-    make_bench: Callable[..., Bench],  # noqa: F811
-    config: DeviceConfig,  # noqa: F811
-    linear: Package,  # noqa: F811
+    make_bench: Callable[..., Bench], config: DeviceConfig, linear: Package
 ) -> None:
     """One that is held out of all samples trains nothing either where it is alone in its window."""
     question = QuestionSpec("evaluation", every=2, noise_multiplier=4.0, held_out=0.3)
@@ -340,11 +337,7 @@ def test_the_arrivals_of_years_do_not_come_into_memory(store: DeviceStore) -> No
 @pytest.mark.parametrize("window_s", [DAY, 0])
 @pytest.mark.parametrize("method", ["fedper", "feddpa"])
 def test_a_round_follows_from_its_own_window_alone(
-    method: str,
-    window_s: int,
-    make_bench: Callable[..., Bench],  # noqa: F811
-    config: DeviceConfig,  # noqa: F811
-    package: Package,  # noqa: F811
+    method: str, window_s: int, make_bench: Callable[..., Bench], config: DeviceConfig, package: Package
 ) -> None:
     """What a board keeps would carry the first window's samples into the second's updates: the head of `fedper`, and
     the last update, by which `feddpa` chooses entries."""
@@ -382,9 +375,7 @@ def test_a_round_follows_from_its_own_window_alone(
 
 
 def test_within_a_window_a_device_goes_on_from_its_last_round(
-    make_bench: Callable[..., Bench],  # noqa: F811
-    config: DeviceConfig,  # noqa: F811
-    package: Package,  # noqa: F811
+    make_bench: Callable[..., Bench], config: DeviceConfig, package: Package
 ) -> None:
     """In each window, also after the first. An own part that began anew each round would never learn."""
     privacy = PrivacySpec("record", "strict", 1.0, 1.0, 1e-5, sample_rate=0.5, batches=2)
@@ -408,9 +399,7 @@ def test_within_a_window_a_device_goes_on_from_its_last_round(
 
 @pytest.mark.parametrize("window_s", [DAY, 0])
 def test_a_task_with_windows_goes_on_from_no_own_part_of_an_earlier_task(
-    window_s: int,
-    make_bench: Callable[..., Bench],  # noqa: F811
-    linear: Package,  # noqa: F811
+    window_s: int, make_bench: Callable[..., Bench], linear: Package
 ) -> None:
     """It was trained on samples of other windows, with the unit `device` without noise."""
     first = linear.with_spec(method="hush", method_config={})
@@ -427,9 +416,7 @@ def test_a_task_with_windows_goes_on_from_no_own_part_of_an_earlier_task(
 
 @pytest.mark.parametrize("unit", ["device", "record"])
 def test_a_task_whose_unit_is_the_record_goes_on_from_no_own_part_of_an_earlier_task(
-    unit: str,
-    make_bench: Callable[..., Bench],  # noqa: F811
-    package: Package,  # noqa: F811
+    unit: str, make_bench: Callable[..., Bench], package: Package
 ) -> None:
     """It may have been trained without noise, and gradients would follow it."""
     first = package.with_spec(method="fedper")
@@ -446,9 +433,7 @@ def test_a_task_whose_unit_is_the_record_goes_on_from_no_own_part_of_an_earlier_
     assert (round.state().own is None) == (unit == "record")
 
 
-def test_a_charge_has_the_time_at_which_it_was_allowed(
-    make_bench: Callable[..., Bench],  # noqa: F811
-) -> None:
+def test_a_charge_has_the_time_at_which_it_was_allowed(make_bench: Callable[..., Bench]) -> None:
     """Counted time is stored once an hour: by that, a charge would count in the period that has ended."""
     bench = make_bench()
     bench.until(lambda: bench.agent.tasks.runtime is not None)
@@ -460,9 +445,7 @@ def test_a_charge_has_the_time_at_which_it_was_allowed(
 
 
 def test_before_the_first_charge_samples_arrive_anew_at_each_start(
-    make_bench: Callable[..., Bench],  # noqa: F811
-    config: DeviceConfig,  # noqa: F811
-    package: Package,  # noqa: F811
+    make_bench: Callable[..., Bench], config: DeviceConfig, package: Package
 ) -> None:
     """A board without a battery has read its data in 1970, and lost its power before it could train."""
     privacy = PrivacySpec("record", "strict", 1.0, 1.0, 1e-5, sample_rate=0.5, batches=2)
@@ -491,8 +474,7 @@ def write(folder: Path, seed: int) -> None:
 
 
 def test_a_method_that_would_decline_without_samples_is_refused(
-    make_bench: Callable[..., Bench],  # noqa: F811
-    package: Package,  # noqa: F811
+    make_bench: Callable[..., Bench], package: Package
 ) -> None:
     bench = make_bench(package=package.with_spec(data_window_s=DAY))
     bench.server.open_round(1)

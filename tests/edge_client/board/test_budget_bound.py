@@ -7,9 +7,6 @@ and jumps of the clock. The bound is that of `hushfleet.privacy.budget`.
 from __future__ import annotations
 
 import math
-import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 
 import pytest
 from hypothesis import example, given, settings
@@ -20,20 +17,13 @@ from hushfleet.errors import BudgetExceeded
 from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.ledger import Ledger, epsilon_server_of
 from hushfleet.privacy.mechanism import GaussianMechanism
+from support.stores import memory_ledger
 
 HOUR, DAY = 3600, 86400
 MOST = 2  # charges that a period pays for
 CHARGE = GaussianMechanism(4.0).charge()
 LIMIT = epsilon_server_of(MOST * [CHARGE], delta=1e-5)
 BEGINS = 1_750_000_000
-
-
-@contextmanager
-def opened() -> Iterator[Ledger]:
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        ledger = Ledger(connection, device="board-7")
-        ledger.create_schema()
-        yield ledger
 
 
 class World:
@@ -193,7 +183,7 @@ KNOWN_BEFORE = [
 @example((HOUR, KNOWN_BEFORE))
 def test_no_interval_of_a_periods_length_costs_more_than_two_limits(story: tuple[int, list[Step]]) -> None:
     period_s, what = story
-    with opened() as ledger:
+    with memory_ledger() as ledger:
         world = World(ledger, period_s)
         play(world, what)
         assert world.most_in(period_s) <= 2 * MOST
@@ -204,7 +194,7 @@ def test_no_interval_of_a_periods_length_costs_more_than_two_limits(story: tuple
 def test_where_clock_and_statement_are_wrong_in_the_same_direction_the_interval_is_shorter_by_that(
     story: list[Step], wrong_s: int
 ) -> None:
-    with opened() as ledger:
+    with memory_ledger() as ledger:
         world = World(ledger, 90 * DAY, wrong_s=wrong_s)
         play(world, story)
         assert world.most_in(90 * DAY - abs(wrong_s)) <= 2 * MOST
@@ -214,7 +204,7 @@ def test_where_clock_and_statement_are_wrong_in_the_same_direction_the_interval_
 @given(STORIES)
 def test_a_board_that_nobody_tells_the_time_keeps_the_bound(story: tuple[int, list[Step]]) -> None:
     period_s, what = story
-    with opened() as ledger:
+    with memory_ledger() as ledger:
         world = World(ledger, period_s, has_fleet=False)
         play(world, what)
         assert world.most_in(period_s) <= 2 * MOST
@@ -222,7 +212,7 @@ def test_a_board_that_nobody_tells_the_time_keeps_the_bound(story: tuple[int, li
 
 @pytest.mark.parametrize("off_s", [0, 20 * HOUR], ids=["always on", "on at night"])
 def test_a_board_of_a_fleet_gets_its_whole_limit_in_each_period(off_s: int) -> None:
-    with opened() as ledger:
+    with memory_ledger() as ledger:
         world = World(ledger, 30 * DAY)
         world.off(-world.true % (30 * DAY))
         for day in range(120):
@@ -237,7 +227,7 @@ def test_a_board_of_a_fleet_gets_its_whole_limit_in_each_period(off_s: int) -> N
 
 def test_three_periods_in_five_hours_are_two() -> None:
     """A board that was off for a quarter starts some hours before a period begins; the statement comes later."""
-    with opened() as ledger:
+    with memory_ledger() as ledger:
         world = World(ledger, 90 * DAY)
         world.off(80 * DAY - world.true % (90 * DAY))
         world.hear(0)

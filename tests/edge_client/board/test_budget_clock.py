@@ -5,9 +5,6 @@ After a start nothing is spent until the time was heard, or an hour was counted.
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
-
 import pytest
 
 from hushfleet.durations import Period
@@ -16,6 +13,7 @@ from hushfleet.errors import BudgetExceeded, LedgerError
 from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.ledger import CountedTime, Ledger
 from hushfleet.privacy.mechanism import GaussianMechanism
+from support.stores import memory_ledger
 
 TODAY, HOUR, DAY = 1_750_000_000, 3600, 86400
 ONE = GaussianMechanism(4.0).charge()
@@ -53,9 +51,7 @@ def is_free(ledger: Ledger, clock: BudgetClock) -> bool:
 
 @pytest.fixture
 def ledger():
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        made = Ledger(connection, device="board-7")
-        made.create_schema()
+    with memory_ledger() as made:
         yield made
 
 

@@ -14,7 +14,6 @@ from hushfleet.edge_client.board.by_content import check_by_content
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.errors import BadInput
 from hushfleet.wire.format.spec import PrivacySpec, TaskSpec
-from support.device import config, make_bench, package  # noqa: F401
 from support.edge import Bench, Package
 
 RECORD = PrivacySpec("record", "strict", 1.0, 4.0, 1e-5, sample_rate=0.5, batches=2)
@@ -37,11 +36,7 @@ DAY = 86400
     ],
 )
 def test_what_is_refused(
-    package: Package,  # noqa: F811
-    tmp_path: Path,
-    settings: dict[str, Any],
-    of_records: str | None,
-    of_windows: str | None,
+    package: Package, tmp_path: Path, settings: dict[str, Any], of_records: str | None, of_windows: str | None
 ) -> None:
     (tmp_path / "folder").mkdir()
     section = OwnDataSection(**{**settings, "path": str(tmp_path / settings.get("path", "file"))})
@@ -58,7 +53,7 @@ def test_what_is_refused(
                 check_by_content(section, spec)
 
 
-def test_the_task_may_say_it_for_all_boards(package: Package, tmp_path: Path) -> None:  # noqa: F811
+def test_the_task_may_say_it_for_all_boards(package: Package, tmp_path: Path) -> None:
     model = replace(package.spec.model, form=SampleForm(("a", "b"), values="numbers"))
     spec = replace(package.spec, privacy=RECORD, model=model)
     check_by_content(OwnDataSection("arrays", "x.npz"), spec)
@@ -74,12 +69,7 @@ def test_the_task_may_say_it_for_all_boards(package: Package, tmp_path: Path) ->
     ],
 )
 def test_a_board_declines_and_says_why(
-    make_bench: Callable[..., Bench],  # noqa: F811
-    package: Package,  # noqa: F811
-    config: DeviceConfig,  # noqa: F811
-    tmp_path: Path,
-    kind: Any,
-    why: str,
+    make_bench: Callable[..., Bench], package: Package, config: DeviceConfig, tmp_path: Path, kind: Any, why: str
 ) -> None:
     """By its settings alone, which are no private data, and before anything is charged."""
     data = OwnDataSection(kind, str(tmp_path / "images"), max_mib=9)

@@ -12,22 +12,19 @@ from hushfleet.edge_client.board.certificate import DAY_S, describe_certificate
 from hushfleet.edge_client.board.config import DeviceConfig, FleetSection
 from hushfleet.errors import BadInput
 from support.certificates import BEGIN, END, a_certificate
-from support.device import config  # noqa: F401
 from support.edge import DEVICE
 
 MIDDLE = BEGIN.timestamp() + 100 * DAY_S
 
 
-def with_certificate(config: DeviceConfig, folder: Path, name: str) -> DeviceConfig:  # noqa: F811
+def with_certificate(config: DeviceConfig, folder: Path, name: str) -> DeviceConfig:
     file = folder / "board.pem"
     file.write_bytes(a_certificate(name))
     return replace(config, broker=replace(config.broker, cert_file=str(file), key_file=str(file)))
 
 
 def test_a_certificate_of_another_device_is_found_before_connecting(
-    config: DeviceConfig,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    config: DeviceConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = with_certificate(config, tmp_path, "greenhouse-02")
     with pytest.raises(BadInput, match=f"names greenhouse-02, and this device is {DEVICE}"):
@@ -46,9 +43,7 @@ def test_a_certificate_of_another_device_is_found_before_connecting(
 
 @pytest.mark.parametrize("name", [DEVICE, "AWS IoT Certificate"])
 def test_its_own_name_and_one_that_could_be_no_devices_are_fine(
-    config: DeviceConfig,  # noqa: F811
-    tmp_path: Path,
-    name: str,
+    config: DeviceConfig, tmp_path: Path, name: str
 ) -> None:
     assert describe_certificate(with_certificate(config, tmp_path, name), now=MIDDLE) is None
 
@@ -61,11 +56,11 @@ def test_its_own_name_and_one_that_could_be_no_devices_are_fine(
         (END.timestamp() + DAY_S, "has ended on 2028-01-01, and it is 2028-01-02: is the clock right?"),
     ],
 )
-def test_its_dates_and_the_clock(config: DeviceConfig, tmp_path: Path, now: float, words: str) -> None:  # noqa: F811
+def test_its_dates_and_the_clock(config: DeviceConfig, tmp_path: Path, now: float, words: str) -> None:
     assert words in (describe_certificate(with_certificate(config, tmp_path, DEVICE), now=now) or "")
 
 
-def test_the_one_that_the_fleet_gave_or_none(config: DeviceConfig, tmp_path: Path) -> None:  # noqa: F811
+def test_the_one_that_the_fleet_gave_or_none(config: DeviceConfig, tmp_path: Path) -> None:
     assert describe_certificate(config) is None
     in_fleet = replace(config, fleet=FleetSection("cd" * 32, "mqtts://localhost"))
     assert describe_certificate(in_fleet) is None

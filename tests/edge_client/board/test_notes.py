@@ -15,7 +15,6 @@ from hushfleet.edge_client.board.notes import SILENT_S, WaitingNote, advice_on_s
 from hushfleet.edge_client.status import format_status, status
 from hushfleet.edge_client.storage.state_files import WAITING
 from hushfleet.wire.format.messages import NotEnrolled, ServerState
-from support.device import config, make_bench, package  # noqa: F401
 from support.edge import DEVICE, Bench, Clock
 
 MakeBench = Callable[..., Bench]
@@ -59,9 +58,7 @@ def test_a_lasting_silence_is_told_once(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_an_agent_says_for_whom_it_waits(
-    make_bench: MakeBench,  # noqa: F811
-    config: DeviceConfig,  # noqa: F811
-    caplog: pytest.LogCaptureFixture,
+    make_bench: MakeBench, config: DeviceConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "hushfleet.edge")
     bench = make_bench(config=replace(config, simulation=None), announce=False)
@@ -118,8 +115,7 @@ def test_an_agent_says_for_whom_it_waits(
 
 
 def test_status_says_how_right_the_personalized_model_is_on_held_out_images(
-    make_bench: MakeBench,  # noqa: F811
-    config: DeviceConfig,  # noqa: F811
+    make_bench: MakeBench, config: DeviceConfig
 ) -> None:
     bench = make_bench()
     assert status(bench.config, bench.store)["model"] is None

@@ -16,14 +16,13 @@ from hushfleet.edge_client.fleet.health import EVERY_S, BoardHealth
 from hushfleet.wire.format.health import Health
 from hushfleet.wire.format.messages import decode_message
 from hushfleet.wire.link.interface import Delivery
-from support.device import config, make_bench, package  # noqa: F401
 from support.edge import DEVICE, Bench
 
 MakeBench = Callable[..., Bench]
 
 
 @pytest.fixture
-def in_fleet(config: DeviceConfig, tmp_path: Path) -> DeviceConfig:  # noqa: F811
+def in_fleet(config: DeviceConfig, tmp_path: Path) -> DeviceConfig:
     (tmp_path / "state").mkdir()
     return replace(config, fleet=FleetSection("cd" * 32, "mqtts://localhost"))
 
@@ -108,7 +107,7 @@ def test_the_end_of_its_certificate(in_fleet: DeviceConfig, tmp_path: Path) -> N
     assert told.certificate_end == end.timestamp()
 
 
-def test_it_is_retained_signed_and_once_a_minute(make_bench: MakeBench, in_fleet: DeviceConfig) -> None:  # noqa: F811
+def test_it_is_retained_signed_and_once_a_minute(make_bench: MakeBench, in_fleet: DeviceConfig) -> None:
     bench = make_bench(config=in_fleet)
     spy = bench.hub.link("spy")
     spy.subscribe(bench.server.topics.health(DEVICE))
@@ -139,7 +138,7 @@ def test_it_is_retained_signed_and_once_a_minute(make_bench: MakeBench, in_fleet
     assert any(isinstance(event, Delivery) for event in iter(lambda: late.receive(0.0), None)), "it is retained"
 
 
-def test_the_last_decline_is_told_by_its_code_alone(make_bench: MakeBench, in_fleet: DeviceConfig) -> None:  # noqa: F811
+def test_the_last_decline_is_told_by_its_code_alone(make_bench: MakeBench, in_fleet: DeviceConfig) -> None:
     poor = replace(in_fleet, limits=replace(in_fleet.limits, epsilon_server=0.01))
     bench = make_bench(config=poor)
     bench.server.open_round(1)
@@ -148,5 +147,5 @@ def test_the_last_decline_is_told_by_its_code_alone(make_bench: MakeBench, in_fl
     assert bench.agent.health.last_decline == bench.server.declines[0].code == "budget"
 
 
-def test_a_board_without_a_fleet_says_nothing(make_bench: MakeBench) -> None:  # noqa: F811
+def test_a_board_without_a_fleet_says_nothing(make_bench: MakeBench) -> None:
     assert make_bench().agent.health is None

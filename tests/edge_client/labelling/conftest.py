@@ -9,11 +9,8 @@ from pathlib import Path
 import pytest
 
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
-from support.device import config, make_bench, package
 from support.edge import Bench, Package, device_file
 from support.pictures import CLASSES, a_picture
-
-__all__ = ["config", "make_bench", "package"]
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from support.device import package
 from support.sound_board import device_toml, hearing, hears
 
-__all__ = ["device_toml", "hearing", "hears", "package"]
+__all__ = ["device_toml", "hearing", "hears"]

@@ -7,12 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from hushfleet.edge_client.worker.process import ChildProcess
-from support.device import config, linear, make_bench, package  # noqa: F401
 from support.edge import Bench
 
 
 @pytest.fixture
-def in_children(make_bench: Callable[..., Bench]) -> Callable[..., Bench]:  # noqa: F811
+def in_children(make_bench: Callable[..., Bench]) -> Callable[..., Bench]:
     def make(*args: object, **options: object) -> Bench:
         bench = make_bench(*args, **options)
         bench.agent.rounds._handover._workshop = ChildProcess()

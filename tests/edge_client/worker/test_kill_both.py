@@ -25,7 +25,6 @@ from hushfleet.edge_client.worker.runtime import TaskRuntime
 from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update_values import SIGNED
-from support.device import config, package  # noqa: F401
 from support.edge import DEVICE, Package
 from support.kill import CALL, KillPoints, forked
 
@@ -59,7 +58,7 @@ def write(journal: Path, line: dict[str, Any]) -> None:
         file.write(json.dumps(line) + "\n")
 
 
-def play(folder: Path, config: DeviceConfig, package: Package) -> None:  # noqa: F811
+def play(folder: Path, config: DeviceConfig, package: Package) -> None:
     """All rounds, each asked for twice, as a plan that comes again does; a worker that dies is started again."""
     board = replace(config, simulation=None, device=replace(config.device, state_dir=str(folder)))
     with DeviceStore(board.store_path, device=DEVICE) as store:
@@ -78,7 +77,7 @@ def play(folder: Path, config: DeviceConfig, package: Package) -> None:  # noqa:
                 write(folder / "journal", {"sent": number, "digest": entry.digest.hex(), "charged": charged})
 
 
-def trained(handover: Handover, task: TaskRuntime, plan: RoundPlan, package: Package) -> Any:  # noqa: F811
+def trained(handover: Handover, task: TaskRuntime, plan: RoundPlan, package: Package) -> Any:
     round = AllowedRound(task.party, plan)
     _ = round.charge
     for _ in range(3):
@@ -96,13 +95,13 @@ def trained(handover: Handover, task: TaskRuntime, plan: RoundPlan, package: Pac
 ENTRY = process._ENTRY
 
 
-def plan_of(package: Package, round: int) -> RoundPlan:  # noqa: F811
+def plan_of(package: Package, round: int) -> RoundPlan:
     size = package.spec.model.layout.size
     before = PublicState.initial(size).digest()
     return RoundPlan(package.spec.task, round, 5, "open", bytes(32), 4 * size, {DEVICE: before}, 1, 60.0)
 
 
-def check(folder: Path, package: Package, *, whole: bool) -> None:  # noqa: F811
+def check(folder: Path, package: Package, *, whole: bool) -> None:
     """What must hold at any moment.
 
     :param whole: nothing was killed, so that each round is there.
@@ -130,9 +129,7 @@ def check(folder: Path, package: Package, *, whole: bool) -> None:  # noqa: F811
 
 
 def test_a_guardian_killed_at_any_point_leaves_all_or_nothing(
-    tmp_path: Path,
-    config: DeviceConfig,  # noqa: F811
-    package: Package,  # noqa: F811
+    tmp_path: Path, config: DeviceConfig, package: Package
 ) -> None:
     result = tmp_path / "result"
     (tmp_path / "calm").mkdir()
@@ -199,11 +196,7 @@ ENTRIES = {name: dying(*point) for name, point in WORKER_POINTS.items()} | {"hal
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_a_worker_killed_at_any_point_has_spent_nothing(
-    tmp_path: Path,
-    config: DeviceConfig,  # noqa: F811
-    package: Package,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
+    tmp_path: Path, config: DeviceConfig, package: Package, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(process, "_ENTRY", ENTRIES[name])
     folder = tmp_path / "board"
@@ -223,11 +216,7 @@ def test_a_worker_killed_at_any_point_has_spent_nothing(
 
 @pytest.mark.parametrize("fault", ["no-charge", "sent-before", "noised-again"])
 def test_a_planted_fault_is_found(
-    tmp_path: Path,
-    config: DeviceConfig,  # noqa: F811
-    package: Package,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-    fault: str,
+    tmp_path: Path, config: DeviceConfig, package: Package, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     from hushfleet.privacy.ledger import Ledger
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-import sqlite3
 import time
-from contextlib import closing
 from datetime import UTC, datetime
 
 import pytest
@@ -15,9 +13,10 @@ from hushfleet.durations import Period
 from hushfleet.errors import BudgetExceeded
 from hushfleet.privacy.accountant import Step, epsilon
 from hushfleet.privacy.budget import Budget
-from hushfleet.privacy.ledger import CountedTime, Ledger, epsilon_server_of
+from hushfleet.privacy.ledger import CountedTime, epsilon_server_of
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.spending import charges_on, describe_since, windows_of
+from support.stores import memory_ledger
 
 DAY = 86400
 BUDGET = Budget(delta=1e-5, lifetime=8.0, in_period=2.0, period_s=90 * DAY)
@@ -26,9 +25,7 @@ START = 220 * 90 * DAY  # the beginning of a period, in 2024
 
 @pytest.fixture
 def ledger():
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        made = Ledger(connection, device="board-7")
-        made.create_schema()
+    with memory_ledger() as made:
         yield made
 
 

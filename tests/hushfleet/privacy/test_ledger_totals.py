@@ -6,8 +6,8 @@ import gc
 import sqlite3
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from hushfleet.privacy.accountant import _exactly
 from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.charge import DEVICE_ADJACENCY, RECORD_ADJACENCY, Charge
 from hushfleet.privacy.ledger import CountedTime, Ledger, epsilon_server_of
+from support.stores import memory_ledger
 
 DAY, DELTA = 86400, 1e-5
 DEVICE = Charge("device", DEVICE_ADJACENCY, "gaussian", 3.0, noise_split=4)
@@ -53,14 +54,6 @@ TIME = st.tuples(
     st.integers(0, 20 * DAY),
 )
 EVENTS = st.lists(ONE_ROUND | TIME | st.just(("doubt",)) | st.just(("reopened",)), max_size=20)
-
-
-@contextmanager
-def opened() -> Iterator[Ledger]:
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        ledger = Ledger(connection, device="board-7")
-        ledger.create_schema()
-        yield ledger
 
 
 def charged(ledger: Ledger, how: str, task: str, round: int, charge: Charge, at: int, window: Period | None) -> None:
@@ -105,7 +98,7 @@ def steps_by_kind(charges: list[Charge]) -> Counter[tuple[object, ...]]:
 @example([("committed", "t", 0, DEVICE, 5, None), ("time", CountedTime(20 * DAY, 21 * DAY), 0)])
 @example([("time", CountedTime(2, 2), 0), ("committed", "t", 0, DEVICE, 0, None), ("time", CountedTime(1, 1), 0)])
 def test_totals_are_those_of_all_entries(events: list[tuple]) -> None:
-    with opened() as ledger:
+    with memory_ledger() as ledger:
         for kind, *values in events:
             if kind == "time":
                 ledger.keep_counted(values[0], moved=values[1])

@@ -70,14 +70,12 @@ class ReplayedGradient:
         dropout: Sequence[Tensor] = (),
         *,
         out: Tensor,
-        weights: Tensor | None = None,
-        **learned: Tensor,
+        **weighed: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Computes the same as the gradient's `clients`."""
         masks = {f"mask {number}": mask for number, mask in enumerate(dropout)}
-        inputs = {"params": params, "x": x, "y": y, **masks, **learned}
-        if weights is not None:
-            inputs["weights"] = weights
+        given = {name: each for name, each in weighed.items() if each is not None}
+        inputs = {"params": params, "x": x, "y": y, **masks, **given}
         key: Key = tuple((name, each.shape) for name, each in inputs.items())
         recording = self._recordings.pop(key, None)
         if recording is None:
@@ -85,7 +83,7 @@ class ReplayedGradient:
             if self._seen[key] > EAGER and key not in self._refused:
                 recording = self._record(key, inputs, out)
             if recording is None:
-                return self.gradient.clients(params, x, y, dropout, out, weights=weights, **learned)
+                return self.gradient.clients(params, x, y, dropout, out, **given)
         self._recordings[key] = recording
         for name, each in inputs.items():
             recording.inputs[name].copy_(each)

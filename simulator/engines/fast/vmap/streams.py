@@ -33,20 +33,17 @@ class StreamedGradient:
         y: Tensor,
         dropout: Sequence[Tensor] = (),
         out: Tensor | None = None,
-        *,
-        weights: Tensor | None = None,
-        **learned: Tensor,
+        **weighed: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Computes the same as `TorchGradient.clients`."""
         out = torch.empty_like(params) if out is None else out
         losses = torch.empty(len(params), device=params.device)
-        by_client = {**learned, **({} if weights is None else {"weights": weights})}
         caller = torch.cuda.current_stream()
         for stream in self._streams:
             stream.wait_stream(caller)
         for row in range(len(params)):
             with torch.cuda.stream(self._streams[row % len(self._streams)]):
-                own = {name: each[row] for name, each in by_client.items()}
+                own = {name: each[row] for name, each in weighed.items() if each is not None}
                 masks = [mask[row] for mask in dropout]
                 loss, _ = self.gradient.on_device(params[row], x[row], y[row], masks, out[row], **own)
                 losses[row].copy_(loss)

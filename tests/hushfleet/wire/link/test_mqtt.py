@@ -24,10 +24,10 @@ from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.connection import Connection, Timing
 from hushfleet.wire.link.interface import Delivery, LinkDown, LinkEvent, LinkUp
 from hushfleet.wire.link.mqtt import MqttLink
+from support.links import WAIT_S, next_event
 from support.tools import BROKERS, need
 
 QUICK = Timing(backoff_base_s=0.05, backoff_cap_s=0.2, answer_s=5.0, publish_s=10.0)
-WAIT_S = 240.0
 TOPICS = Topics("test")
 
 
@@ -70,12 +70,6 @@ def links() -> Iterator[Links]:
     yield made
     for link in made.made:
         link.close()
-
-
-def next_event(link: MqttLink) -> LinkEvent:
-    event = link.receive(WAIT_S)
-    assert event is not None, "nothing came"
-    return event
 
 
 def until(link: MqttLink, kind: type[LinkEvent]) -> LinkEvent:

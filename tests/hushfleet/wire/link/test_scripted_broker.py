@@ -14,8 +14,9 @@ import pytest
 from hushfleet.errors import LinkLost
 from hushfleet.wire.link import mqtt
 from hushfleet.wire.link.connection import Timing
-from hushfleet.wire.link.interface import Delivery, LinkDown, LinkEvent, LinkUp, Will
+from hushfleet.wire.link.interface import Delivery, LinkDown, LinkUp, Will
 from hushfleet.wire.link.mqtt import MqttLink
+from support.links import next_event
 
 QUICK = Timing(backoff_base_s=0.02, backoff_cap_s=0.05, answer_s=1.0, publish_s=0.3, close_s=2.0)
 CONNACK = b"\x20\x02\x00\x00"
@@ -115,12 +116,6 @@ def script() -> Iterator[Script]:
         peer.cut()
     for link in running.links:
         link.close()
-
-
-def next_event(link: MqttLink) -> LinkEvent:
-    event = link.receive(20.0)
-    assert event is not None, "nothing came"
-    return event
 
 
 def down_reason(link: MqttLink) -> str:

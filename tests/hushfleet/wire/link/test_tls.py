@@ -21,8 +21,9 @@ from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link import connection_errors
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.connection import Timing
-from hushfleet.wire.link.interface import Delivery, LinkDown, LinkEvent, LinkUp
+from hushfleet.wire.link.interface import Delivery, LinkDown, LinkUp
 from hushfleet.wire.link.mqtt import MqttLink
+from support.links import next_event
 from support.tools import need
 
 QUICK = Timing(backoff_base_s=0.05, backoff_cap_s=0.1)
@@ -136,12 +137,6 @@ def links(authority: Authority, broker: Broker) -> Iterator[Links]:
     yield made
     for link in made.made:
         link.close()
-
-
-def next_event(link: MqttLink) -> LinkEvent:
-    event = link.receive(20.0)
-    assert event is not None, "nothing came"
-    return event
 
 
 def down_reasons(link: MqttLink) -> str:

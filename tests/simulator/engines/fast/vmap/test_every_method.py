@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -84,14 +83,6 @@ INPUTS = {"plain": Inputs(), "dropout": Inputs(MODEL.dropout, "flip-crop")}
 CASES = [(name, extra) for name in sorted(METHODS) for extra in SETTINGS.get(name, [{}])]
 # Exporting an objective takes seconds: tests/models/test_distillation.py has the graph of ACDP-pFSD's.
 EXPORTED = [case for case in CASES if case[0] != "acdp-pfsd"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @cache

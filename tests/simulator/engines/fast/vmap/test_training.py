@@ -41,14 +41,6 @@ GENTLE = {"optimizer": "sgd", "learning_rate": 0.05, "batch_size": 4, "local_epo
 COUNTS = (9, 3, 8, 14)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def method_of(
     name: str, gradient: TorchGradient = DIGITS, *, privacy: PrivacySpec = PRIVACY, **config: Any
 ) -> TaskMethod:
