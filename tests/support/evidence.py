@@ -49,8 +49,8 @@ class Finished:
     def accuracies(self, metric: Metric | None = None, window: Window | None = None) -> list[float]:
         """Returns the accuracies in percent, by seed. Raises `Unsupported` if one was not measured."""
         # for a named window, the whole run counts
-        taken = metric or self.cell.metric, window or self.cell.recipe.window, None if window else self.cell.round
-        values = [one.value(*taken) for one in self.kept]
+        taken = metric or self.cell.metric, window or self.cell.recipe.window
+        values = [one.value(*taken, None if window else one.round_of(self.cell)) for one in self.kept]
         measured = [100 * value for value in values if value is not None]
         if len(measured) < len(values):
             raise Unsupported(f"{self.cell.key} has no {metric}")
