@@ -173,6 +173,7 @@ class Evidence:
             return "" if silent else f"{form.format(one)} against {form.format(other)}"
 
         filled = REFERENCE.sub(number, prose)
+        filled = re.sub(r"\d\.\d+e\+0[45]", lambda each: f"{float(each[0]):,.0f}", filled)
         if "{" in filled:
             raise BadInput(f"a reference that cannot be read: {filled}")
         return filled

@@ -286,7 +286,7 @@ def _verdict(place: Any, said: set[Any]) -> str:
     word, because = place.verdict
     other = (*_column(place), because.removeprefix("above "), f"below {place.method}")
     known = word not in _MARKS or re.fullmatch(r"[+-][\d.]+", because) or other in said
-    return _MARKS.get(word, word) + ("" if known or not because else f" {because}")
+    return f"{_MARKS.get(word, word)}{'' if known or not because else f' {because}'}"
 
 
 def _column(place: Any) -> tuple[str, str, str]:
@@ -365,7 +365,7 @@ def _named_once(lines: pd.DataFrame) -> pd.DataFrame:
     for name in lines.columns[: list(lines.columns).index("method")]:
         repeated &= lines[name] == above[name]
         shown.loc[repeated, name] = ""
-    for name in (name for name in lines if name == "paper" or name.startswith("ε")):
+    for name in (name for name in map(str, lines) if name == "paper" or name.startswith("ε")):
         shown.loc[(lines[name] == above[name]) & (lines[name] != ""), name] = "″"
         shown.loc[lines[name] == "∞ (" + above[name] + ")", name] = "∞ (″)"
     return shown
