@@ -44,8 +44,10 @@ class Heard:
     score: float | None = None
 
     def to_json(self, top: int) -> dict[str, Any]:
-        named = {"classes": dict(self.classes[: max(1, top)]), "alarm": self.alarm} if self.classes else {}
-        if self.score is not None:
+        named: dict[str, Any] = {}
+        if self.classes:
+            named = {"classes": dict(self.classes[: max(1, top)]), "alarm": self.alarm}
+        elif self.score is not None:
             named = {"score": round(self.score, 3), "unusual": self.score > 1, "alarm": self.alarm}
         kept = {"kept": list(map(str, self.kept))} if self.kept else {}
         return {"from_s": round(self.from_s, 3), "dbfs": round(self.dbfs, 1), **named, **kept}

@@ -49,8 +49,8 @@ class Unusual(NamedTuple):
         """Returns the form that other programs read."""
         chosen, samples = self.threshold._asdict(), list[dict[str, object]]()
         for n, score in enumerate(self.scores):
-            place = {"from_s": n * self.hop_s} if self.hop_s else {"sample": n}
-            samples.append(place | {"score": score, "unusual": score > 1})
+            place: dict[str, object] = {"from_s": n * self.hop_s} if self.hop_s else {"sample": n}
+            samples.append({**place, "score": score, "unusual": score > 1})
         whole = {"task": self.task, "model": self.model, "threshold": chosen}
         return whole | {"segments" if self.hop_s else "samples": samples}
 
