@@ -123,7 +123,9 @@ def oracle(
         middle = x[seen].mean(0) if len(seen) else np.zeros(x.shape[1])
         of = [x[seen][y[seen] == label] for label in range(classes)]
         means = np.array([each.mean(0) if len(each) else middle for each in of])
-        return 16 * means, np.array([-8 * (mean @ mean if len(each) else 1) for mean, each in zip(means, of, strict=True)])
+        return 16 * means, np.array(
+            [-8 * (mean @ mean if len(each) else 1) for mean, each in zip(means, of, strict=True)]
+        )
 
     def told(fit: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], scale: float) -> tuple[float, int]:
         """The log loss of unseen images, and how many are right."""
