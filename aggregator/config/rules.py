@@ -50,6 +50,10 @@ MODEL: Rules = {
         lambda model: model.directions is not None and model.features in (None, UNIT_NORM) and not model.public,
         "directions = {directions!r}: need features, or public samples; no other inputs have an order",
     ),
+    "model.classes-need-public": (
+        lambda model: model.public_classes and model.public is None,
+        "public_classes = true: are classes of public samples; model.public names none",
+    ),
     "model.head-needs-layers": (
         lambda model: model.share == "head" and model.name == "linear",
         "share = 'head' needs a network of several layers; 'linear' has one",

@@ -80,6 +80,8 @@ class ModelSection(Checked):
     :param public: unlabelled samples of the same kind as the boards' own, a folder of images or sound, or an .npz file
         with `train_x`: the server takes the directions from them. They must be public: whoever receives the task can
         learn from its features about them.
+    :param public_classes: whether the sub-folders of `public`, or `train_y` of the file, are classes, such as words
+        that are not the task's: the directions then tell these apart.
     :param share: `all`: the whole network is trained and sent; `head`: only the last layer of a compact network. The
         other layers are fixed: the task's seed draws them, or they come from `weights`, and they are sent with the task
         like features.
@@ -106,6 +108,7 @@ class ModelSection(Checked):
     features: str | None = None
     directions: AtLeast1 | None = None
     public: str | None = None
+    public_classes: bool = False
     share: Literal["all", "head"] = "all"
     weights: str | None = None
     start: str | None = None

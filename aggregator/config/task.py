@@ -358,7 +358,7 @@ def _steps(task: Task, plain: dict[str, Any]) -> dict[str, Any]:
     devices = math.sqrt(task.cohort_size * task.noise_split)  # so many with divided noise have the same mean noise
     given: dict[str, Any] = {"rounds": task.round.rounds} if "rounds" in plain.get("round", {}) else {}
     if task.model.public is not None:
-        given["public"] = True
+        given |= {"public": True, "classes": task.model.public_classes}
     steps = rule(devices=devices, epsilon=privacy.epsilon, delta=task.delta, **given)
     found = {"privacy": {"clip_norm": steps.clip_norm, **plain.get("privacy", {})}}
     if "rounds" not in given:

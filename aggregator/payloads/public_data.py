@@ -1,4 +1,4 @@
-"""Loads a task's public data set, and its public samples without labels, normalised in the same way as on its devices;
+"""Loads a task's public data set, and its public samples, normalised in the same way as on its devices;
 without PyTorch, for many processes."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hushfleet.errors import BadInput
 LEAST, MOST = 16, 2000
 """The numbers of public samples: at least; at most, evenly spaced, are read."""
 PUBLIC = (
-    "samples without labels determine the directions of the shared head. These samples are taken as public: whoever "
+    "samples determine the directions of the shared head. These samples are taken as public: whoever "
     "receives the task can learn from its features about them"
 )
 
@@ -44,23 +44,27 @@ def normalisation(task: Task, channels: int) -> tuple[tuple[float, ...], tuple[f
 def public_samples(
     task: Task, path: Path, shape: tuple[int, int, int], mean: Sequence[float], std: Sequence[float]
 ) -> Samples:
-    """Returns the samples of `model.public`, normalised as the task's own; their labels have no meaning.
+    """Returns the samples of `model.public`, normalised as the task's own. Without `model.public_classes` labels are 0.
 
     :param path: a folder of images or sound, or an .npz file with `train_x`.
 
     Raises `BadInput`.
     """
     normal: dict[str, Any] = {"mean": mean, "std": std}
-    where = f"model.public = {str(path)!r}"
+    where, has_classes = f"model.public = {str(path)!r}", task.model.public_classes
     if path.suffix == ".npz":
         from hushfleet.data.arrays import load_arrays
         from hushfleet.data.records import fitted
 
-        if (x := load_arrays(path).train_x) is None:
+        arrays = load_arrays(path)
+        if (x := arrays.train_x) is None:
             raise BadInput(f"{where} has no array train_x; numpy.savez({path.name!r}, train_x=...) writes one")
-        some = np.asarray(x)[:: max(1, -(-len(x) // MOST))]
+        every = slice(None, None, max(1, -(-len(x) // MOST)))
+        some, y = np.asarray(x)[every], np.zeros(len(x)) if arrays.train_y is None else np.asarray(arrays.train_y)
+        classes, labels = np.unique(y[every] if has_classes else 0 * np.arange(len(some)), return_inverse=True)
+        names = tuple(map(str, range(max(2, len(classes)))))
         rules: dict[str, Any] = {"form": task.data.form, "shape": shape, "where": (f"{where}: train_x",) * 2}
-        found = fitted(some, np.zeros(len(some), np.int64), ("any", "other"), **rules, **normal)
+        found = fitted(some, labels, names, **rules, **normal)
     else:
         from hushfleet.data.folder import load_unlabelled
         from hushfleet.data.sound import SoundForm
@@ -74,10 +78,14 @@ def public_samples(
             "bit_depth": task.data.bit_depth or 8,
             "sound": sound,
         }
-        found = load_unlabelled(path, most=MOST, **form, **normal)
+        found = load_unlabelled(path, most=MOST, has_classes=has_classes, **form, **normal)
     if len(found) < LEAST or found.images.shape[1:] != tuple(shape):
         raise BadInput(
             f"{where} has {len(found)} samples of {list(found.images.shape[1:])}; at least {LEAST} of {list(shape)} "
             "are needed"
+        )
+    if has_classes and len(np.unique(found.labels)) < 2:
+        raise BadInput(
+            f"{where}: public_classes = true needs two classes, as sub-folders, or as train_y in an .npz file"
         )
     return found

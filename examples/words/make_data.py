@@ -8,7 +8,7 @@ clip has one second at 16 kHz: a word at a random place, with white and brown no
 - `train/BOARD/WORD/`: a board's clips;
 - `test/BOARD/WORD/`: further clips of the same speakers, each word as often as the others;
 - `test/stranger-*/WORD/`: clips of speakers whose voices no board has;
-- `public/`: other words, by voices that neither boards nor strangers have.
+- `public/WORD/`: other words, by voices that neither boards nor strangers have.
 """
 
 from __future__ import annotations
@@ -29,8 +29,22 @@ from hushfleet.errors import BadInput
 RATE = 16_000  # of a clip, which has one second; espeak-ng speaks at 22,050 Hz
 WORDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go", "marvin", "sheila")
 OTHER_WORDS = """
-    apple behind garden seven winter table orange people under music paper happy yellow mother river bed bird cat dog
-    eight five four house learn nine one six three tree two visual wow zero follow forward backward summer window
+    apple behind garden seven winter table orange people under music paper happy yellow mother river bed bird
+    cat dog eight five four house learn nine one six three tree two visual wow zero follow forward backward
+    summer window kitchen light lamp door open close start begin end back front warm cold water fire tea coffee
+    bread butter cheese milk sugar salt chair sofa carpet curtain wall roof floor road street market school
+    teacher doctor nurse farmer baker bright dark heavy silver golden purple green blue red white black brown
+    morning evening midnight monday tuesday friday january august october number letter picture photo camera
+    radio telephone computer keyboard engine wheel bicycle train plane boat harbour island mountain valley
+    forest flower rose tulip grass leaf branch root stone sand glass metal wood cotton wool jacket trousers
+    button pocket shoulder finger thumb elbow knee head hair nose mouth ear eye heart love hate fear hope dream
+    sleep walk run jump climb swim throw catch carry push pull lift drop break build read speak listen
+    sing dance laugh cry think guess answer question reason secret quiet noisy gentle clever foolish hungry
+    thirsty tired angry lucky simple difficult quick slow early late always never often seldom between above
+    below inside outside around through across against among toward near far here there where when pepper onion
+    carrot potato tomato lemon banana cherry peach pear grape sausage chicken turkey rabbit horse donkey sheep
+    tiger lion zebra monkey spider beetle butterfly thunder lightning rainbow snow cloud storm planet guitar
+    piano violin trumpet drum circle square triangle seventeen thirty hundred thousand million
 """
 VOICES = """
     Alex Alicia Andrea Andy Annie Denis Diogo Gene Gene2 Henrique Hugo Jacky Lee Marco Mario Michael Mike Mr adam anika
@@ -80,7 +94,7 @@ def write(job: tuple[Path, str, Speaker, list[int]]) -> None:
 
 
 def make(
-    folder: Path, *, boards: int = 100, clips: int = 20, strangers: int = 66, public: int = 600, seed: int = 0
+    folder: Path, *, boards: int = 100, clips: int = 20, strangers: int = 66, public: int = 2000, seed: int = 0
 ) -> None:
     """The same seed makes the same clips.
 
@@ -103,7 +117,8 @@ def make(
         add(folder / "test" / f"stranger-{number:02d}", speaker, balanced)
     for number in range(public):
         speaker = Speaker.drawn(str(rng.choice(PUBLIC_VOICES.split())), rng)
-        said.append((folder / "public" / f"{number:03d}.wav", str(rng.choice(OTHER_WORDS.split())), speaker))
+        word = str(rng.choice(OTHER_WORDS.split()))
+        said.append((folder / "public" / word / f"{number:04d}.wav", word, speaker))
     with ThreadPoolExecutor() as threads:
         list(threads.map(write, ((*each, [seed, place]) for place, each in enumerate(said))))
 

@@ -241,24 +241,27 @@ def scan_folder(
     return _samples(found, labels, form), tuple(skipped)
 
 
-def load_unlabelled(path: Path, *, most: int, **form: Unpack[FileForm]) -> Samples:
+def load_unlabelled(path: Path, *, most: int, has_classes: bool = False, **form: Unpack[FileForm]) -> Samples:
     """Returns the readable images or clips in a folder and its sub-folders, and logs the others. All labels are 0,
     without a meaning.
 
     :param most: the maximum number of files to read, evenly spaced in the order of their names.
+    :param has_classes: each sub-folder has a label of its own.
     """
     files = [file for file in sorted(map(Path, files_below(path, data=path))) if not file.name.startswith(".")]
     chosen = [files[place * len(files) // most] for place in range(most)] if len(files) > most else files
-    found, skipped = list[npt.NDArray[Any]](), list[str]()
+    found, skipped, labels = list[npt.NDArray[Any]](), list[str](), list[int]()
+    names = sorted({file.relative_to(path).parent.parts[:1] for file in chosen})
     for file in counted(chosen, f"reading unlabelled {_noun(form)}s", total=len(chosen)):
         one = _read(file, form)
         if isinstance(one, str):
             skipped.append(f"{file.relative_to(path).as_posix()}: {one}")
         else:
             found.append(one)
+            labels.append(names.index(file.relative_to(path).parent.parts[:1]) if has_classes else 0)
     if skipped:
         _log.warning("%d unlabelled files in %s are left out: %s", len(skipped), path, named(skipped))
-    return _samples(found, [0] * len(found), form)
+    return _samples(found, labels, form)
 
 
 def load_files(files: Sequence[tuple[Path, int]], form: FileForm, *, where: str) -> Samples:

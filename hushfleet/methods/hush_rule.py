@@ -20,13 +20,14 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from typing import Any
 
 from hushfleet.array_api import np
 from hushfleet.methods.method import Steps
 
 ROUNDS = 20
-WAY, LONGEST_WAY = 1.5, 180.0
-"""T C per unit of r, and its maximum."""
+WAY, WAY_OF_CLASSES, LONGEST_WAY = 1.5, 2.25, 180.0
+"""T C per unit of r, also for directions that tell public classes apart (chosen with spoken words); its maximum."""
 DIRECTIONS, LEAST_DIRECTIONS = 2.5, 32
 """The number of principal components per unit of r, and its minimum."""
 PUBLIC_DIRECTIONS, LEAST_PUBLIC_DIRECTIONS = 2 / 3, 16
@@ -50,19 +51,19 @@ def signal(*, devices: float, epsilon: float, delta: float) -> float:
     return devices / noise_multiplier_for(epsilon=epsilon, delta=delta, steps=1)
 
 
-def rule(*, devices: float, epsilon: float, delta: float, rounds: int = ROUNDS, public: bool = False) -> Steps:
+def rule(*, devices: float, epsilon: float, delta: float, **given: Any) -> Steps:
     """Returns rounds, clip norm and number of components; parameters as in `signal` and `steps_at`."""
-    return steps_at(signal(devices=devices, epsilon=epsilon, delta=delta), rounds=rounds, public=public)
+    return steps_at(signal(devices=devices, epsilon=epsilon, delta=delta), **given)
 
 
-def steps_at(r: float, *, rounds: int = ROUNDS, public: bool = False) -> Steps:
+def steps_at(r: float, *, rounds: int = ROUNDS, public: bool = False, classes: bool = False) -> Steps:
     """:param rounds: of the task, if it sets them.
-    :param public: whether public samples determine the directions.
+    :param public: whether public samples determine the directions; `classes`: whether these have classes.
 
     >>> steps_at(20.0), steps_at(50.0, public=True).directions
     (Steps(rounds=20, clip_norm=1.5, directions=48), 32)
     """
-    clip_norm = min(WAY * r, LONGEST_WAY) / rounds
+    clip_norm = min((WAY_OF_CLASSES if classes else WAY) * r, LONGEST_WAY) / rounds
     per_r, least = (PUBLIC_DIRECTIONS, LEAST_PUBLIC_DIRECTIONS) if public else (DIRECTIONS, LEAST_DIRECTIONS)
     return Steps(rounds, float(f"{clip_norm:.3g}"), max(least, 8 * round(per_r * r / 8)))
 

@@ -167,7 +167,8 @@ def get_features(
 
     :param directions: how many leading principal components a shared head takes, scaled to norm 1 by
         themselves; None, or the number of all of them: all features.
-    :param public: samples that determine these directions and the features' mean, in place of the features' own order.
+    :param public: samples that determine these directions and the features' mean, in place of the features' own order;
+        if they have several classes, the directions tell these apart.
     :param weights: the file of a package's network; None: the package's own download folder.
     :param standardised: for `unit-norm`: whether the task's mean and deviation scale the values.
     :param sample_rate: Hz, of sound.
@@ -180,7 +181,7 @@ def get_features(
     if public is not None:
         if made.shape is not None:
             raise BadInput(f"model.features = {name!r} keeps the form of a sample: leave model.public out")
-        found = PublicDirections.of(_values(made, public))
+        found = PublicDirections.of(_values(made, public), public.labels)
         white = found.projection(directions)
         with_public = _extended(made, partial(found.add, white=white), white.count, made.count + 1)
         return _checked(with_public, f"model.features = {name!r} with model.public")

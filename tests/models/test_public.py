@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import scipy.linalg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,6 +44,27 @@ def test_directions_are_those_of_the_covariance(count: int, values: int, seed: i
     np.testing.assert_allclose(made.mean, mean, atol=1e-6)
     assert not found[-1].any()
     assert not white.offset.any()
+
+
+@settings(max_examples=25, deadline=None)
+@given(classes=st.integers(2, 6), values=st.integers(3, 12), seed=st.integers(0, 999))
+def test_directions_of_classes_are_the_discriminants(classes: int, values: int, seed: int) -> None:
+    """The oracle is the generalised eigenproblem of both covariances, with the ridge."""
+    rng = np.random.default_rng(seed)
+    y = np.concatenate([np.arange(classes), rng.integers(0, classes, 5 * classes)])
+    u = (rng.standard_normal((classes, values)) * 0.8 ** np.arange(values))[y] + rng.standard_normal((len(y), values))
+    means = np.stack([u[y == label].mean(0) for label in y])
+    between, within = ((each.T @ each) for each in (means - u.mean(0), u - means))
+    ridge = 0.2 * np.square(u - u.mean(0)).sum() / values * np.eye(values)
+    shares, kept = scipy.linalg.eigh(between, within + ridge, eigvals_only=True)[::-1], min(classes - 1, values)
+    made = PublicDirections.of(u, 10 * y)
+    assert made.within is not None
+    axes = made.axes @ (made.within.matrix * made.within.scale.astype(np.float64)).T
+    np.testing.assert_allclose(np.linalg.norm(made.own(u)[:, :-1], axis=1), 1, atol=1e-5)
+    np.testing.assert_allclose(axes @ (within + ridge) @ axes.T, np.eye(kept), atol=0.05)
+    np.testing.assert_allclose(axes @ between @ axes.T, np.diag(shares[:kept]), atol=0.05)
+    alike = PublicDirections.of(u, np.full(len(y), 7))
+    np.testing.assert_array_equal(alike.axes, PublicDirections.of(u).axes)
 
 
 def test_there_are_no_more_directions_than_samples_show() -> None:

@@ -37,6 +37,7 @@ BREAKS: dict[str, dict[str, Any]] = {
     "model.features-need-linear": {"model.features": "scattering"},
     "model.log-mel-needs-network": {"model.name": "linear", "model.features": "sound:log-mel"},
     "model.directions-need-features": {"model.name": "linear", "model.directions": 3},
+    "model.classes-need-public": {"model.public_classes": True},
     "model.head-needs-layers": {"model.name": "linear", "model.share": "head"},
     "model.weights-need-fixed-layers": {"model.weights": "layers.safetensors"},
     "model.targets-need-own-loss": {"model.targets": "numbers"},

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -221,8 +223,8 @@ def test_a_folder_that_does_not_fit_is_refused(image_folder: Path, tmp_path: Pat
         prepare(folder_task(path=str(image_folder), class_names=["digit-0", "two"]))
 
 
-def public_task(path: Path, **data: Any) -> Task:
-    plain = {"name": "t", "model": {"name": "linear", "public": str(path)}, "method": {"name": "hush"}}
+def public_task(path: Path, *, model: Mapping[str, Any] = MappingProxyType({}), **data: Any) -> Task:
+    plain = {"name": "t", "model": {"name": "linear", "public": str(path), **model}, "method": {"name": "hush"}}
     plain["privacy"] = {"accounting": "secure", "epsilon": 2.0}
     return parse_task({**plain, "data": {"name": "digits", "devices": 60, **data}})
 
@@ -236,9 +238,32 @@ def test_public_samples_set_the_directions_by_their_own_rule(
     for path, count in ((image_folder, 260), (tmp_path / "same.npz", 260)):
         made = prepare(public_task(path))
         assert (made.spec.model.input_shape, made.spec.model.features.count) == ((17, 1, 1), 17 + 66)
-        assert f"{count} samples without labels determine" in (said := capsys.readouterr().err)
+        assert f"{count} samples determine" in (said := capsys.readouterr().err)
         assert "whoever receives the task can learn from its features about them" in said
     assert parse_task(made.task.to_plain()).model.directions == 16
+
+
+def test_classes_of_public_samples_are_sub_folders_or_labels_of_the_file(image_folder: Path, tmp_path: Path) -> None:
+    """Both give the directions that tell the classes apart, others than samples without classes do."""
+    digits = load("digits")
+    some, names = digits.train.take(slice(0, 200)), [f"digit {label}" for label in range(10)]
+    save_folder(some, tmp_path / "digits", class_names=names)
+    np.savez(tmp_path / "same.npz", train_x=some.images, train_y=np.array(names)[some.labels])
+    np.savez(tmp_path / "without.npz", train_x=some.images)
+    x = load("digits").test.take(slice(0, 9))
+
+    def features(name: str, *, classes: bool) -> np.ndarray:
+        made = prepare(public_task(tmp_path / name, model={"public_classes": classes})).features
+        assert made is not None
+        return made.of(x).x[:, :, 0, 0]
+
+    found = [features(name, classes=True) for name in ("digits", "same.npz")]
+    np.testing.assert_allclose(np.abs(found[0]), np.abs(found[1]), atol=1e-5)
+    assert found[0].shape == (9, 10), "ten classes' means vary in nine directions; with the bias"
+    for name, classes in (("without.npz", True), ("digits/digit 1", True)):
+        with pytest.raises(BadInput, match="needs two classes, as sub-folders, or as train_y"):
+            features(name, classes=classes)
+    np.testing.assert_array_equal(features("same.npz", classes=False), features("without.npz", classes=False))
 
 
 @pytest.mark.parametrize(
