@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import statistics
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -159,4 +161,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # leaves the contexts, so that children end
     main()
