@@ -4,9 +4,10 @@
 
 PFLlib (github.com/TsingZ0/PFLlib) is in no package index: --pfllib names a checkout, whose interpreter, --peers-python,
 needs torch and scikit-learn. Both sides have the same clients, with class shares from Dirichlet(0.1), first model
-(PFLlib's FedAvgCNN is our `mnist-cnn`), rates, batches and epochs; all clients take part. Each seed is another
-partition and first model; only the order of the batches differs by chance. All clients have equally many samples, in
-whole batches: PFLlib weighs clients by samples, which we do not, and leaves a last, smaller batch out.
+(PFLlib's FedAvgCNN is our `mnist-cnn`), rates, epochs and batches; all clients take part. Each seed is another
+partition and first model. So accuracies may differ by rounding alone, which training amplifies. All clients have
+equally many samples, in whole batches: PFLlib weighs clients by samples, which we do not, and leaves a last, smaller
+batch out.
 
 Accuracies are means over the clients, each on test images with its own class shares: `own`, of the model that it has
 trained in the last round, and `next`, of its head on the new shared layers, which is what PFLlib prints. Processor time
@@ -34,6 +35,7 @@ from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.gains import final_by_device
 from hushfleet.data.sets import load
+from hushfleet.edge_client.worker.randomness import SeededRandomness
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.next_models import next_models_accuracy
 from hushfleet.simulator.engines.fast.workers import Workers
@@ -42,7 +44,7 @@ from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import begin
 
 EPOCHS, BATCH, MU = 1, 10, 1.0
-SETTINGS = {"rounds": 20, "clients": 20, "epochs": EPOCHS, "batch_size": BATCH, "learning_rate": 0.05, "mu": MU}
+SETTINGS = {"rounds": 15, "clients": 20, "epochs": EPOCHS, "batch_size": BATCH, "learning_rate": 0.05, "mu": MU}
 IMAGES, TEST_IMAGES = 50, 150
 """Of each client."""
 METHODS: dict[str, dict[str, Any]] = {
@@ -86,9 +88,17 @@ def write_partition(seed: int, data_dir: Path, folder: Path) -> dict[str, Any]:
                 arrays[f"{part}_{what}"].append(array)
     names = {key: key.replace("_d", "_device") for key in arrays}
     np.savez(folder / "data.npz", **{names[key]: np.concatenate(parts) for key, parts in arrays.items()})
+    seeds = [SeededRandomness(seed, device.index) for device in fleet.devices]
+    orders = [[two_orders(each.order(round)) for round in range(1, SETTINGS["rounds"] + 1)] for each in seeds]
+    np.save(folder / "orders.npy", orders)
     (folder / "settings.json").write_text(json.dumps(SETTINGS))
     scale = {"mean": list(dataset.mean), "std": list(dataset.std)}
     return {"name": "arrays", "path": str(folder / "data.npz"), "partition": "given", **scale}
+
+
+def two_orders(rng: np.random.Generator) -> list[np.ndarray]:
+    """Returns the orders of a client's samples in the two epochs of a round, as our engine draws them."""
+    return [rng.permutation(IMAGES) for _ in range(2)]
 
 
 def run_ours(method: str, seed: int, data: dict[str, Any], folder: Path) -> Figures:

@@ -1,4 +1,4 @@
-"""Runs FedPer, FedRep and Ditto of PFLlib: its servers, clients, optimizers and network, unchanged.
+"""Runs FedPer, FedRep and Ditto of PFLlib: its servers, clients, optimizers and network; only the batches are given.
 
     python -m benchmarks.frameworks.pfllib_clients FOLDER PFLLIB
 
@@ -14,6 +14,7 @@ import random
 import sys
 import time
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from torch import nn
 
 from benchmarks.processes import Parent, Reply, versions
 
+TRAININGS = {"fedper": [0], "fedrep": [0, 1], "ditto": [1, 0]}
+"""The places, in the given orders, of the trainings of a client's round, as PFLlib does them: its Ditto begins with the
+personalized model, and ours ends with it."""
 UNUSED = ("h5py", "matplotlib", "matplotlib.pyplot")
 """PFLlib imports them for files that are not written here."""
 
@@ -32,6 +36,10 @@ def run(folder: Path, method: str, seed: int) -> Reply:
     random.seed(seed), np.random.seed(seed), torch.manual_seed(seed)
     server = server_of(method)(arguments_of(folder, settings, method), 0)
     found: Reply = {}
+
+    orders = np.load(folder / "orders.npy")  # [clients, rounds, 2, samples]
+    for client in server.clients:
+        give_batches(client, iter(orders[client.id][:, TRAININGS[method]].reshape(-1, orders.shape[-1])))
 
     def measure() -> None:
         found["processor_s"] = time.process_time() - began
@@ -46,6 +54,18 @@ def run(folder: Path, method: str, seed: int) -> Reply:
     began = time.process_time()
     server.train()
     return found
+
+
+def give_batches(client: Any, orders: Iterator[np.ndarray]) -> None:
+    """Replaces the client's loader by one that gives the batches of the next order each time it is read."""
+    x, y = map(torch.stack, zip(*client.load_train_data().dataset, strict=True))
+
+    class Loader:
+        def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+            for batch in torch.from_numpy(next(orders)).split(client.batch_size):
+                yield x[batch], y[batch]
+
+    client.load_train_data = Loader
 
 
 def server_of(method: str) -> Any:
