@@ -1,7 +1,8 @@
 """Compares detectors of anomalies: the fleet's second moments, a shared autoencoder, and what a board has alone.
 
-Pumps are made up (`examples/machines/make_data.py`). Digits are real: the UCI handwritten digits that scikit-learn
-ships, as vectors of 64 pixels; one class is unseen, and anomalous in the test. Boards see all others, or two.
+Pumps and the sound of motors are made up (`examples/machines`). Digits are real: the UCI handwritten digits that
+scikit-learn ships, as vectors of 64 pixels; one class is unseen, and anomalous in the test. Boards see all others, or
+two.
 
     python -m benchmarks.machines --out docs/figures/anomaly.json
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import runpy
 import sys
 from collections.abc import Iterator
@@ -23,8 +25,11 @@ from sklearn.datasets import load_digits
 from sklearn.ensemble import IsolationForest
 
 import hushfleet as hf
-from hushfleet.learning.anomaly import Threshold, alarm_rates, divided
+from hushfleet.aggregator.payloads.prepare import prepare
+from hushfleet.learning.anomaly import EVERY, Threshold, alarm_rates
+from hushfleet.learning.graph_session import open_session
 from hushfleet.losses import auroc
+from hushfleet.models.features import get_features
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "machines"
 COMPONENTS, TESTED = 4, 12
@@ -43,7 +48,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 class Boards(NamedTuple):
-    """:param data: `pumps`, `digits`, or `digits, two classes a board`."""
+    """:param data: `pumps`, `sound`, `digits`, or `digits, two classes a board`."""
 
     data: str
     boards: int
@@ -53,13 +58,14 @@ class Boards(NamedTuple):
     @property
     def false_alarms(self) -> float:
         """The share that a board may call unusual."""
-        return 0.005 if self.data == "pumps" else 0.1
+        return 0.005 if self.data in ("pumps", "sound") else 0.1
 
 
 FLEETS = [
     Boards("pumps", 60, 20, (2, 8)),
     Boards("pumps", 60, 10, (2, 8)),
     Boards("pumps", 20, 20, (8,)),
+    Boards("sound", 60, 20, (2, 8)),
     Boards("digits", 60, 20, (2, 8)),
     Boards("digits, two classes a board", 60, 20, (8,)),
 ]
@@ -73,6 +79,23 @@ def pumps(fleet: Boards, seed: int, folder: Path) -> tuple[hf.Data, dict[str, An
     section = hf.task(EXAMPLE / "task.toml").to_plain()["data"]
     with np.load(folder / "machines.npz") as arrays:
         return hf.Data(**arrays), {key: section[key] for key in ("mean", "std", "input_shape")}
+
+
+def sound(fleet: Boards, seed: int, folder: Path) -> tuple[hf.Data, dict[str, Any], list[np.ndarray]]:
+    """Returns spectra of clips as data, the section of the clips' task, and mean spectra of 40 bands of both parts."""
+    sys.path.insert(0, str(EXAMPLE))
+    made = runpy.run_path(str(EXAMPLE / "make_sound.py"))
+    made["make"](folder / "sound", machines=fleet.boards, train=fleet.samples, seed=seed)
+    task = hf.task(EXAMPLE / "sound.toml", {"data.path": str(folder / "sound")})
+    prepared, fine = prepare(task), get_features("sound:log-mel", (1, 1, made["RATE"]), sample_rate=made["RATE"])
+    assert prepared.dataset is not None
+    assert prepared.features is not None
+    parts, session = (prepared.dataset.train, prepared.dataset.test), open_session(fine.graph)
+    coarse = [prepared.features.of(part).x.transpose(0, 2, 1, 3) for part in parts]
+    each = [[session.run(["features"], {"x": x[None]})[0] for x in part.x] for part in parts]
+    means = [np.concatenate(spectra).reshape(-1, *fine.input_shape[1:]).mean(-1) for spectra in each]
+    data = hf.Data(coarse[0], test_x=coarse[1], test_y=parts[1].labels[:, 0])
+    return data, task.to_plain()["data"], means
 
 
 def digits(fleet: Boards, seed: int) -> tuple[hf.Data, dict[str, Any]]:
@@ -101,19 +124,24 @@ def digits(fleet: Boards, seed: int) -> tuple[hf.Data, dict[str, Any]]:
 def measured(fleet: Boards, seed: int) -> Iterator[tuple[str, dict[str, float]]]:
     """Yields the name and the mean figures over boards of each detector."""
     with TemporaryDirectory() as folder:
-        data, section = pumps(fleet, seed, Path(folder)) if fleet.data == "pumps" else digits(fleet, seed)
+        means = list[np.ndarray]()
+        if fleet.data == "sound":
+            data, section, means = sound(fleet, seed, Path(folder))
+        else:
+            data, section = pumps(fleet, seed, Path(folder)) if fleet.data == "pumps" else digits(fleet, seed)
+        more = {"features": "sound:log-mel"} if means else {}
         for epsilon, (name, settings) in product(fleet.epsilons, MODELS.items()):
             task = {
                 "name": "machines",
                 **settings,
-                "model": {**settings["model"], "loss": "reconstruction", "false_alarms": fleet.false_alarms},
+                "model": {**settings["model"], **more, "loss": "reconstruction", "false_alarms": fleet.false_alarms},
                 "privacy": {"accounting": "secure", "epsilon": epsilon},
                 "data": {"name": "arrays", "path": "x", "partition": "given", "devices": fleet.boards, **section},
                 "seed": seed,
             }
             run = hf.simulate(
                 task,
-                data=data,
+                data=None if means else data,
                 out=Path(folder) / f"{name} {epsilon}",
                 workers=1,
                 local_only=False,
@@ -124,21 +152,23 @@ def measured(fleet: Boards, seed: int) -> Iterator[tuple[str, dict[str, float]]]
                 f"{name}, epsilon {epsilon:g}",
                 {figure: float(run.devices[f"{figure}_own_local"].mean()) for figure in FIGURES},
             )
-    mean, std = (np.array(section[key], np.float32).reshape(-1, 1, 1) for key in ("mean", "std"))
-    train, test = (
-        ((x.reshape(len(x), *section["input_shape"]) - mean) / std).reshape(fleet.boards, -1, mean.size * x.shape[-1])
-        for x in (data.train_x, data.test_x)
-    )
+    parts = [data.train_x, data.test_x]
+    if not means:
+        mean, std = (np.array(section[key], np.float32).reshape(-1, 1, 1) for key in ("mean", "std"))
+        parts = [(x.reshape(len(x), *section["input_shape"]) - mean) / std for x in parts]
     faults = np.asarray(data.test_y).reshape(fleet.boards, -1).astype(bool)
-    for name, score in (("own components, alone", components), ("isolation forest, alone", forest)):
-        boards = [alone(score, fleet.false_alarms, *each) for each in zip(train, test, faults, strict=True)]
+    compared = [("own components, alone", components, parts), ("isolation forest, alone", forest, parts)]
+    compared += [("own components of mean spectra, alone", components, means)] * bool(means)
+    for name, score, given in compared:
+        rows = [x.reshape(fleet.boards, -1, math.prod(x.shape[1:])) for x in given]
+        boards = [alone(score, fleet.false_alarms, *each) for each in zip(*rows, faults, strict=True)]
         yield name, {figure: float(np.mean([board[figure] for board in boards])) for figure in FIGURES}
 
 
 def alone(score: Any, false_alarms: float, train: np.ndarray, test: np.ndarray, faults: np.ndarray) -> dict[str, float]:
     """Returns the figures of one board, with the threshold by its held-out samples."""
-    places, held = divided(np.zeros((len(train), 1)))
-    errors, own = score(train[places], test), score(train[places], train[held])
+    held = np.arange(len(train)) % EVERY == EVERY - 1
+    errors, own = score(train[~held], test), score(train[~held], train[held])
     return {
         "auroc": auroc(errors[~faults], errors[faults]),
         **alarm_rates(errors, faults, Threshold.of(own, false_alarms)),
@@ -159,12 +189,13 @@ def forest(train: np.ndarray, x: np.ndarray) -> np.ndarray:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--seeds", type=int, default=5)
+    options.add_argument("--data", choices=sorted({fleet.data for fleet in FLEETS}), help="this one alone")
     options.add_argument("--out", type=Path)
     given = options.parse_args()
     rows = []
     print("| data | boards, samples each | detector | AUROC, % | F1, % | false alarms, % | detected, % |")
     print("|---|---|---|---:|---:|---:|---:|")
-    for fleet in FLEETS:
+    for fleet in [each for each in FLEETS if given.data in (None, each.data)]:
         found: dict[str, list[dict[str, float]]] = {}
         for seed in range(given.seeds):
             for name, figures in measured(fleet, seed):

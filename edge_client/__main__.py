@@ -268,10 +268,11 @@ def _predict(options: argparse.Namespace) -> int:
     from hushfleet.edge_client.board.config import load_config
     from hushfleet.edge_client.status import describe_model
     from hushfleet.edge_client.worker.personalized_model import personalized_model
-    from hushfleet.edge_client.worker.predict import LoadedGraphs, predict
-    from hushfleet.edge_client.worker.unusual import judge
+    from hushfleet.edge_client.worker.predict import LoadedGraphs, graphs_of, predict
+    from hushfleet.edge_client.worker.unusual import Judge
 
     config, loaded, wrong = load_config(options.config), dict[bytes, LoadedGraphs](), 0
+    judge: Judge | None = None
     many = len(options.files) > 1
     with _inspected(config) as store:
         own = personalized_model(store)
@@ -281,7 +282,8 @@ def _predict(options: argparse.Namespace) -> int:
         for file in options.files:
             try:
                 if own.spec.model.targets.are_inputs:
-                    found = judge(store, own, config.data, file)
+                    judge = judge or Judge(own, config.data, graphs_of(store, own.spec, stay=True))
+                    found = judge.file(file)
                     answer, told = found.to_json(), found.words(options.top)
                 else:
                     prediction = predict(store, file, loaded)

@@ -26,18 +26,24 @@ from hushfleet.params import MOMENTS, ParamLayout
 if TYPE_CHECKING:
     from torch import Tensor
 
-_MOST_VALUES = 1 << 20
+_MOST_VALUES, _MOST_STEPS = 1 << 20, 1 << 11
 
 
 def second_moments(classes: int | None = None, input_shape: tuple[int, int, int] = (40, 1, 1)) -> Model:
     """Makes the detector for channels x rows = C series of T steps, with T C^2 parameters; it starts at zero.
 
-    :param classes: the number of values of a sample, as in `input_shape`. Raises `BadInput` for another number, and for
-        more than 2^20 parameters: noise would hide them on any fleet of boards.
+    :param classes: the number of values of a sample, as in `input_shape`. Raises `BadInput` for another number, for
+        more than 2^20 parameters, which noise would hide on any fleet of boards, and for more than 2,048 steps, whose
+        transform would be too large a graph.
     """
     values, steps = math.prod(input_shape), input_shape[-1]
     if classes not in (None, values):
         raise BadInput(f"model.name = 'second-moments': {classes} outputs, and a sample has {values} values")
+    if steps > _MOST_STEPS:
+        raise BadInput(
+            f"model.name = 'second-moments' takes series of at most {_MOST_STEPS:,} steps, not of {steps:,}; cut "
+            "them into shorter windows, or set features = 'sound:log-mel' for sound"
+        )
     series = values // steps
     if (found := steps * series**2) > _MOST_VALUES:
         raise BadInput(

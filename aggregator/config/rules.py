@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from hushfleet.data.form import OWN_DATA, SOUND, TABLES, form_rules, one_form
+from hushfleet.data.form import NORMAL, OWN_DATA, SOUND, TABLES, form_rules, one_form
 from hushfleet.errors import HushfleetError
 from hushfleet.losses import LOSSES, find_loss
 from hushfleet.methods.server import ServerHalf
@@ -434,8 +434,16 @@ TASK: Rules = {
         f"data.target_mean and data.target_std belong to a model.loss of numbers ({_OF_NUMBERS})",
     ),
     "task.loss-data-with-classes": _without_classes(
-        lambda task: task.data.name not in ("arrays", *TABLES),
-        "data.name = {data.name!r} has classes; take 'arrays' or 'table'",
+        lambda task: (
+            task.data.name not in ("arrays", *TABLES)
+            and not (task.data.name == "sound" and find_loss(task.model.standard_loss).of_inputs)
+        ),
+        "data.name = {data.name!r} has classes; take 'arrays' or 'table', or for a reconstruction 'sound'",
+    ),
+    "task.normal-is-no-fault": _without_classes(
+        lambda task: task.data.name == "sound" and NORMAL in task.data.class_names,
+        f"data.class_names = {{data.class_names!l}} has {NORMAL!r}, the folder of sound without a fault: name kinds of "
+        "faults alone, or leave it out",
     ),
     "task.loss-partition-by-classes": _without_classes(
         lambda task: task.data.partition not in ("iid", "given"),

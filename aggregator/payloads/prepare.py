@@ -232,6 +232,7 @@ def _features(
                 weights=weights,
                 standardised=scaled,
                 sample_rate=task.data.form.sample_rate or SAMPLE_RATE,
+                coarse=task.targets.are_inputs,
             )
         if public is not None:
             print(f"model.public = {section.public!r}: {len(public)} {PUBLIC}", file=sys.stderr)
@@ -293,11 +294,12 @@ def _read_data(task: Task, data_dir: Path | None) -> DataSet | None:
         sound = SoundForm.of(section.form, one_a_clip=task.privacy.unit == "record")
         form = FileForm(
             input_shape=shape,
-            class_names=section.class_names,
+            class_names=task.class_names,
             mean=mean,
             std=std,
             bit_depth=section.bit_depth,
             sound=sound,
+            targets=task.targets,
         )
         if section.path is not None and is_own:
             return load_folder_set(section.path, by_device=section.partition == "given", **form)

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from hushfleet.at_need import at_need
 from hushfleet.data import form as forms
-from hushfleet.data.form import SOUND_KEYS, OwnData, SampleForm, form_rules
+from hushfleet.data.form import FOLDERS, SOUND_KEYS, OwnData, SampleForm, form_rules
 from hushfleet.durations import duration_s
 from hushfleet.edge_client.storage.state_files import STORE, TLS_CERTIFICATE, TLS_KEY
 from hushfleet.errors import BadInput, format_value
@@ -217,6 +217,12 @@ class OwnDataSection(Checked):
             except ValueError as error:
                 raise ValueError(f"keep = {error}") from error
 
+    def check_kind(self, model: ModelSpec) -> None:
+        """Raises `BadInput` if a task's samples are sound and these files are images, or the other way round."""
+        if self.kind in FOLDERS and (self.kind == "sound") != bool(model.form.sample_rate):
+            needed = "sound" if model.form.sample_rate else "folder' of images, or a table, not 'sound"
+            raise BadInput(f"data.kind = {self.kind!r}: the task needs kind '{needed}'")
+
     def here(self, model: ModelSpec) -> ModelSpec:
         """Returns a task's model with the form of samples that this board's files have."""
         return replace(model, form=SampleForm.of(self).merged(model.form))
@@ -311,11 +317,11 @@ class ListenSection(Checked):
     :param loud_dbfs: decibels below the loudest possible sound, of a whole segment.
     :param unsure_below: a probability.
     :param most_kept: clips that wait at most: a newer one replaces the oldest that `listen` has kept.
-    :param alarm_above: a class other than `no_alarm` is an alarm from this probability on.
-    :param no_alarm: the class of everything that the others are not.
+    :param alarm_above: a class other than `no_alarm` is an alarm from this probability on; unusual sound always is.
+    :param no_alarm: the class of everything that the others are not; for `label --wrong` of unusual sound `normal`.
     :param keep_alarms: the number of alarms, the newest, whose segments are kept for `label --wrong`.
     :param mqtt: the owner's own broker, `mqtt://[USER:PASSWORD@]HOST[:PORT]`, where Home Assistant reads the class, its
-        probability and the loudness. The fleet's is refused.
+        probability or the score, and the loudness. The fleet's is refused.
     """
 
     microphone: str = "default"

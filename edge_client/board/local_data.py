@@ -158,8 +158,10 @@ class LocalData:
         try:
             samples, others = self._read(path, unfinished, skipped, window)
             if not len(samples) and not self._may_be_empty:
-                where, names = f"data.path = {str(path)!r}", ", ".join(self._model.class_names)
-                cure = f"; put files into {path}/CLASS/, the classes are {names}" * (self._section.kind in FOLDERS)
+                where, cure = f"data.path = {str(path)!r}", ""
+                if self._section.kind in FOLDERS:
+                    names = ", ".join(folder.label_folders(self._form()))
+                    cure = f"; put files into {path}/CLASS/, the classes are {names}"
                 left_out = f"; left out: {reasons(skipped)}" if skipped else ""
                 raise BadInput(f"{where} holds no samples that fit the task{left_out}{cure}")
         except (BadInput, OSError) as error:
@@ -194,6 +196,8 @@ class LocalData:
 
             samples, found = folder.scan_folder(path, lenient=True, unfinished=unfinished, keep=keep, **self._form())
             skipped += found
+            if model.targets.are_inputs:
+                samples, _ = anomaly.divided(samples, by_content=self._by_content)
             return samples, len(asked) - sum(asked.values())
         skips = skipped if os.path.isdir(path) or self._is_lenient else None
         unfinished = () if self._by_content else unfinished
@@ -201,8 +205,7 @@ class LocalData:
         names = list[str]()
         samples = load_file(path, model, kind=self._section.kind, reading=reading, names=names)
         if model.targets.are_inputs:
-            by = samples.images if self._by_content else None
-            samples = samples.take(anomaly.divided(samples.labels, by=by)[0])
+            samples, _ = anomaly.divided(samples, by_content=self._by_content)
         if window is None or self._arrivals is None:
             return samples, 0
         outputs = () if model.targets.are_classes else model.class_names
@@ -225,21 +228,10 @@ class LocalData:
         return {file: window.holds(at) for file, at in zip(keys, arrived, strict=True)}
 
     def _form(self) -> folder.FileForm:
-        model, is_sound = self._model, self._section.kind == "sound"
-        if is_sound != bool(model.form.sample_rate):
-            needed = "sound" if model.form.sample_rate else "folder' of images, or a table, not 'sound"
-            raise BadInput(f"data.kind = {self._section.kind!r}: the task needs kind '{needed}'")
+        self._section.check_kind(self._model)
         # features are computed segment by segment, so the sound of all clips need not be in memory
         in_files = self._features is not None
-        form = sound.SoundForm.of(model.form, one_a_clip=self._one_a_clip, in_files=in_files) if is_sound else None
-        return {
-            "input_shape": model.image_shape,
-            "class_names": model.class_names,
-            "mean": model.mean,
-            "std": model.std,
-            "bit_depth": model.form.bit_depth or 8,
-            "sound": form,
-        }
+        return file_form(self._model, one_a_clip=self._one_a_clip, in_files=in_files)
 
     def _none(self) -> Samples:
         model = self._model
@@ -259,6 +251,22 @@ class LocalData:
             alone = "" if use.used else ", and this device takes part with noise alone"
             left_out = f"; {use.left_out} are left out: " if use.left_out else ": " if use.why else ""
             _log.warning("data.path = %r: %d samples are used%s%s%s", str(path), use.used, alone, left_out, use.why)
+
+
+def file_form(model: ModelSpec, *, one_a_clip: bool, in_files: bool) -> folder.FileForm:
+    """Returns the form of a board's files.
+
+    :param one_a_clip: as in `SoundForm`, like `in_files`.
+    """
+    return {
+        "input_shape": model.image_shape,
+        "class_names": model.class_names,
+        "mean": model.mean,
+        "std": model.std,
+        "bit_depth": model.form.bit_depth or 8,
+        "sound": sound.SoundForm.of(model.form, one_a_clip=one_a_clip, in_files=in_files),
+        "targets": model.targets,
+    }
 
 
 def _warn_of_another_unit(samples: Samples, path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from hushfleet import atomic_file
 from hushfleet.at_need import at_need
-from hushfleet.data.form import SAMPLE_RATE, one_form
+from hushfleet.data.form import NORMAL, SAMPLE_RATE, one_form
 from hushfleet.data.images import read_image
 from hushfleet.data.walk import check_name, files_below
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
@@ -61,9 +61,11 @@ def class_names(config: DeviceConfig, store: DeviceStore | None) -> tuple[str, .
     if data.kind not in ("folder", "sound"):
         raise BadInput(f"data.kind = {data.kind!r}: labels are given to images or sound; kind = 'folder' or 'sound'")
     if (spec := _task(store)) is not None:
-        if not spec.model.targets.are_classes:
+        names, targets = spec.model.class_names, spec.model.targets
+        if not (targets.are_classes or targets.are_inputs):
             raise BadInput(f"the task {spec.task} predicts numbers, and its images have no classes")
-        return tuple(name for name in map(one_form, spec.model.class_names) if can_be_a_folder(name))
+        names = (NORMAL, *names) if targets.are_inputs else names
+        return tuple(name for name in map(one_form, names) if can_be_a_folder(name))
     if not os.path.isdir(data.path):
         raise BadInput(f"data.path = {data.path!r}: there is no such folder")
     folders = (entry.name for entry in os.scandir(data.path) if os.path.isdir(entry))

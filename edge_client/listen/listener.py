@@ -18,6 +18,8 @@ from hushfleet.edge_client.listen.kept_clips import KeptClips
 from hushfleet.edge_client.listen.model_in_use import ModelInUse
 from hushfleet.edge_client.listen.recent_sound import SEGMENTS, RecentSound
 
+UNUSUAL, MOST_SCORE = "unusual", 9.99
+"""The alarm of a task that says what is unusual, and the largest score in the name of a kept clip."""
 SILENCE_DBFS = -100.0
 """The loudness of no sound at all, which has no logarithm."""
 
@@ -31,6 +33,7 @@ class Heard:
     :param classes: as `Prediction.classes`; empty before the first model, and for a clip that is kept when sound ends.
     :param alarm: the class that the board takes it for; empty: for none, or that the model is not sure enough of.
     :param kept: the files that were written.
+    :param score: if the task says what is unusual: the error divided by the board's threshold.
     """
 
     from_s: float
@@ -38,9 +41,12 @@ class Heard:
     classes: tuple[tuple[str, float], ...]
     alarm: str
     kept: tuple[Path, ...]
+    score: float | None = None
 
     def to_json(self, top: int) -> dict[str, Any]:
         named = {"classes": dict(self.classes[: max(1, top)]), "alarm": self.alarm} if self.classes else {}
+        if self.score is not None:
+            named = {"score": round(self.score, 3), "unusual": self.score > 1, "alarm": self.alarm}
         kept = {"kept": list(map(str, self.kept))} if self.kept else {}
         return {"from_s": round(self.from_s, 3), "dbfs": round(self.dbfs, 1), **named, **kept}
 
@@ -83,16 +89,18 @@ class SegmentListener:
 
     def _one(self, segment: Pcm, at: float) -> Heard:
         dbfs, kept = loudness(segment), list[Path | None]()
-        classes = self._model.predict(segment)
+        classes, score = self._model.predict(segment), self._model.score(segment)
         name, probability = classes[0] if classes else ("", 0.0)
         alarm = name if name != self._rule.no_alarm and probability >= self._rule.alarm_above else ""
+        if score is not None:
+            alarm, probability = UNUSUAL * (score > 1), min(score, MOST_SCORE)
         if alarm and alarm != self._alarm:  # the first segment of a sound that goes on
             kept.append(self._clips.alarm(segment, self._rate, at, alarm, probability))
         self._alarm = alarm
         if (clip := self._wanted(segment, dbfs, probability if classes else 1.0)) is not None:
             kept.append(self._clips.new(clip, self._rate, at))
         from_s = (self._recent.heard - self._length) / self._rate
-        return Heard(from_s, dbfs, classes, alarm, tuple(filter(None, kept)))
+        return Heard(from_s, dbfs, classes, alarm, tuple(filter(None, kept)), score)
 
     def _wanted(self, segment: Pcm, dbfs: float, largest: float) -> Pcm | None:
         """Returns the clip that the owner's rule wants now, if any."""

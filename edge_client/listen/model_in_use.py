@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from hushfleet.edge_client.labelling.class_folders import opened_store
 from hushfleet.edge_client.worker.personalized_model import PersonalizedModel, personalized_model
 from hushfleet.edge_client.worker.predict import LoadedGraphs, graphs_of, ordered, outputs_of, samples_of
 from hushfleet.errors import BadInput, GraphRefused, HushfleetError
+
+if TYPE_CHECKING:
+    from hushfleet.edge_client.worker.unusual import Judge
 
 LOOK_S = 10.0
 _NO_TASK = SampleForm(sample_rate=SAMPLE_RATE, segment_s=SEGMENT_S)
@@ -37,6 +41,7 @@ class ModelInUse:
         self._stamp: object = None
         self._said = set[str]()
         self._loaded: tuple[PersonalizedModel, LoadedGraphs] | None = None
+        self._judge: Judge | None = None
         self.look()
 
     @property
@@ -70,7 +75,7 @@ class ModelInUse:
 
     def predict(self, segment: Pcm) -> tuple[tuple[str, float], ...]:
         """Returns classes and probabilities as `Prediction.classes`; none before the first model, or if it fails."""
-        if self._loaded is None:
+        if self._loaded is None or self._judge is not None:
             return ()
         (own, graphs), values = self._loaded, segment[None, None, None]
         try:
@@ -79,6 +84,18 @@ class ModelInUse:
             self._warn(error)
             return ()
         return ordered(own.spec.model, found) if np.isfinite(found).all() else ()
+
+    def score(self, segment: Pcm) -> float | None:
+        """Returns the segment's error divided by this board's threshold; None if the task predicts classes, before the
+        first model, or if it fails."""
+        if self._loaded is None or self._judge is None:
+            return None
+        try:
+            [found] = self._judge.scores(samples_of(self._loaded[0].spec.model, segment[None, None, None])).tolist()
+        except GraphRefused as error:
+            self._warn(error)
+            return None
+        return float(found) if np.isfinite(found) else None
 
     def _warn(self, news: object) -> None:
         if str(news) not in self._said:
@@ -90,11 +107,18 @@ class ModelInUse:
             if store is None:
                 raise BadInput("the client has not run yet, so there is no model: it has to take part in one round")
             own = personalized_model(store)
-            if not (own.spec.model.form.sample_rate and own.spec.model.targets.are_classes):
-                raise BadInput(f"the task {own.spec.task} has no classes of sound")
+            targets = own.spec.model.targets
+            if not (own.spec.model.form.sample_rate and (targets.are_classes or targets.are_inputs)):
+                raise BadInput(f"the task {own.spec.task} has neither classes of sound nor normal sound")
             same = self._loaded if self._loaded and self._loaded[0].spec.digest == own.spec.digest else None
-            self._loaded = own, same[1] if same else graphs_of(store, own.spec, stay=True)
-        if (no_alarm := self._config.listen.no_alarm) not in own.spec.model.class_names:
+            graphs = same[1] if same else graphs_of(store, own.spec, stay=True)
+            judge = None
+            if targets.are_inputs:
+                from hushfleet.edge_client.worker.unusual import Judge
+
+                judge = Judge(own, self._config.data, graphs)
+            self._loaded, self._judge = (own, graphs), judge
+        if targets.are_classes and (no_alarm := self._config.listen.no_alarm) not in own.spec.model.class_names:
             self._warn(
                 f"the task {own.spec.task} has no class {no_alarm!r}, so any sound may be an alarm: name the task's "
                 "class of other sounds in listen.no_alarm, or ask for a task that has one"

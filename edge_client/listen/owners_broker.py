@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, suppress
 
+from hushfleet.data.form import NORMAL
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.listen.listener import Heard
 from hushfleet.errors import BadInput, LinkLost
@@ -23,6 +24,7 @@ AGAIN_S = 60.0
 _SENSORS: dict[str, dict[str, str]] = {
     "sound": {},
     "alarm": {},
+    "score": {"state_class": "measurement"},
     "probability": {"unit_of_measurement": "%", "state_class": "measurement"},
     "loudness": {"unit_of_measurement": "dB", "device_class": "sound_pressure"},
 }
@@ -62,24 +64,28 @@ class OwnersBroker(AbstractContextManager["OwnersBroker"]):
                 _log.warning("Home Assistant is told nothing: %s", event.reason)
                 self._said = True
         sound, probability = heard.classes[0] if heard.classes else ("", 0.0)
+        value = {"probability": round(100 * probability, 1)}
+        if heard.score is not None:
+            sound, value = heard.alarm or NORMAL, {"score": round(heard.score, 3)}
         now, news = self._clock(), (sound, heard.alarm)
         if news == self._told and now < self._again_at:
             return
-        state = {"sound": sound, "alarm": heard.alarm, "probability": round(100 * probability, 1)}
+        state = {"sound": sound, "alarm": heard.alarm, **value, "loudness": round(heard.dbfs, 1)}
         with suppress(LinkLost):
             if self._told is None or now >= self._again_at:
-                self._link.publish(*self._description(), retain=True)
+                self._link.publish(*self._description(state), retain=True)
                 self._link.publish(self._available, ONLINE, retain=True)
                 self._again_at = now + AGAIN_S
-            self._link.publish(self._states, encoded(state | {"loudness": round(heard.dbfs, 1)}), retain=True)
+            self._link.publish(self._states, encoded(state), retain=True)
             self._told = news
 
-    def _description(self) -> tuple[str, bytes]:
+    def _description(self, keys: Collection[str]) -> tuple[str, bytes]:
         unique, about = f"hushfleet_listen_{self._device}", {"name": f"{self._device} listens"}
         sensors = {
             key: {"platform": "sensor", "name": key, "unique_id": f"{unique}_{key}", **more}
             | {"value_template": f"{{{{ value_json.{key} }}}}"}
             for key, more in _SENSORS.items()
+            if key in keys
         }
         return description(unique, about, sensors, states=self._states, availability=self._available)
 

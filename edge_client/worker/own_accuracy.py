@@ -11,7 +11,7 @@ from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.personalized_model import PersonalizedModel, personalized_model
 from hushfleet.edge_client.worker.predict import graphs_of
-from hushfleet.edge_client.worker.unusual import alarms_right
+from hushfleet.edge_client.worker.unusual import Judge
 from hushfleet.errors import BadInput, GraphRefused
 from hushfleet.learning.evaluation import evaluate_each
 
@@ -57,7 +57,7 @@ def own_accuracy(store: DeviceStore, data: OwnDataSection) -> OwnAccuracy | None
 def _measured(store: DeviceStore, own: PersonalizedModel, data: OwnDataSection) -> OwnAccuracy:
     spec, kind, params = own.spec, own.kind, own.params
     if data.held_out is not None and spec.model.targets.are_inputs:
-        return OwnAccuracy(spec.task, kind, *alarms_right(store, own, data))
+        return OwnAccuracy(spec.task, kind, *Judge(own, data, graphs_of(store, spec, stay=True)).alarms_right())
     if data.held_out is not None:
         graph, features = graphs_of(store, spec)
         held_out, by_record = replace(data, path=data.held_out), spec.privacy.unit == "record"

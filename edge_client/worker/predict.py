@@ -73,11 +73,13 @@ def predict(store: DeviceStore, file: Path, loaded: dict[bytes, LoadedGraphs] | 
     :param loaded: keeps the graphs of the task from one call to the next; the key is the digest of the task.
     """
     own = personalized_model(store)
+    if own.spec.model.targets.are_inputs:
+        raise BadInput(f"the task {own.spec.task} predicts no classes, but says what is unusual")
     loaded = {} if loaded is None else loaded
     if (key := own.spec.digest) not in loaded:
         loaded.clear()
         loaded[key] = graphs_of(store, own.spec)
-    model, samples = own.spec.model, _read(file, own.spec.model)
+    model, samples = own.spec.model, read_sample(file, own.spec.model)
     outputs = outputs_of(own, loaded[key], samples)
     rate, hop = model.form.sample_rate, model.form.hop
     segments = [(n * hop / rate, ordered(model, each)) for n, each in enumerate(outputs)] if rate else []
@@ -129,7 +131,7 @@ def samples_of(model: ModelSpec, values: np.ndarray) -> Samples:
     return Samples(values, blank, model.mean, model.std, model.targets)
 
 
-def _read(file: Path, model: ModelSpec) -> Samples:
+def read_sample(file: Path, model: ModelSpec) -> Samples:
     """Reads one image or clip, decoded and normalised in the same way as the device's training samples."""
     form, shape = model.form, model.image_shape
     if (clips := sound.SoundForm.of(form, one_a_clip=False)) is not None:

@@ -10,14 +10,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hushfleet.data.samples import Samples
+from hushfleet.data.folder import scan_folder
+from hushfleet.data.form import FOLDERS
+from hushfleet.data.samples import LabelledSamples, Samples, inputs_of
 from hushfleet.edge_client.board.config import OwnDataSection
-from hushfleet.edge_client.board.sample_files import Reading, load_file
-from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.board.local_data import file_form
+from hushfleet.edge_client.board.sample_files import STRICT, Reading, load_file
 from hushfleet.edge_client.worker.personalized_model import PersonalizedModel
-from hushfleet.edge_client.worker.predict import graphs_of
-from hushfleet.learning.anomaly import Threshold, errors_of, own_reconstruction, threshold
-from hushfleet.learning.evaluation import LogitsOf
+from hushfleet.edge_client.worker.predict import LoadedGraphs, read_sample
+from hushfleet.learning.anomaly import Threshold, errors_of, judging, own_reconstruction, threshold
 from hushfleet.losses import normal
 from hushfleet.wire.format.spec import TaskSpec
 
@@ -29,12 +30,14 @@ class Unusual(NamedTuple):
 
     :param model: `personalised` or `global`.
     :param scores: the error of each sample divided by the threshold, in the file's order; unusual if above 1.
+    :param hop_s: seconds from one sample to the next in a clip of sound, whose samples are segments; 0: no sound.
     """
 
     task: str
     model: str
     threshold: Threshold
     scores: tuple[float, ...]
+    hop_s: float = 0.0
 
     @property
     def places(self) -> list[int]:
@@ -44,60 +47,86 @@ class Unusual(NamedTuple):
 
     def to_json(self) -> dict[str, object]:
         """Returns the form that other programs read."""
-        samples = [{"sample": n, "score": score, "unusual": score > 1} for n, score in enumerate(self.scores)]
-        chosen = self.threshold._asdict()
-        return {"task": self.task, "model": self.model, "threshold": chosen, "samples": samples}
+        chosen, samples = self.threshold._asdict(), list[dict[str, object]]()
+        for n, score in enumerate(self.scores):
+            place = {"from_s": n * self.hop_s} if self.hop_s else {"sample": n}
+            samples.append(place | {"score": score, "unusual": score > 1})
+        whole = {"task": self.task, "model": self.model, "threshold": chosen}
+        return whole | {"segments" if self.hop_s else "samples": samples}
 
     def words(self, top: int) -> list[str]:
         """Returns lines for a person, with at most `top` of the samples."""
         chosen, places = self.threshold, self.places
-        lines = [f"{len(places) or 'none'} of {len(self.scores)} samples {'is' if len(places) == 1 else 'are'} unusual"]
-        lines += [f"  sample {place}: {self.scores[place]:.3g} times the threshold" for place in places[:top]]
+        what = "segments" if self.hop_s else "samples"
+        lines = [f"{len(places) or 'none'} of {len(self.scores)} {what} {'is' if len(places) == 1 else 'are'} unusual"]
+        for place in places[:top]:
+            where = f"from {place * self.hop_s:.2f} s" if self.hop_s else f"sample {place}"
+            lines.append(f"  {where}: {self.scores[place]:.3g} times the threshold")
         if not places and self.scores:
             lines.append(f"  the largest error is {max(self.scores):.3g} times the threshold")
         lines.append(
-            f"  the threshold is a mean squared error of {chosen.error:.3g}, by {chosen.held_out} samples of this "
+            f"  the threshold is a mean squared error of {chosen.error:.3g}, by {chosen.held_out} {what} of this "
             f"board; of normal ones at most {100 * chosen.false_alarms:.2g} % lie above it while they vary as these do"
         )
         return lines
 
 
-def judge(store: DeviceStore, own: PersonalizedModel, data: OwnDataSection, file: Path) -> Unusual:
-    """Judges a file. Raises `BadInput` if the file or the board's own data cannot be read, or give no threshold."""
-    spec = own.spec
-    network, samples = _own(store, own, data)
-    chosen = _threshold(network, own.params, spec, samples)
-    errors = errors_of(network, own.params, load_file(file, data.here(spec.model)))
-    return Unusual(spec.task, own.kind, chosen, tuple((errors / max(chosen.error, _LEAST)).tolist()))
+class Judge:
+    """A board's own model and threshold, computed once from its own samples.
 
-
-def alarms_right(
-    store: DeviceStore, own: PersonalizedModel, data: OwnDataSection
-) -> tuple[int | None, int, str, int | None]:
-    """Counts the samples of `data.held_out` that the personalized model judges right: unusual exactly if the label says
-    fault.
-
-    Returns that number, the number of samples, their kind in words, and how many the fleet's model judges right. Raises
-    `BadInput` in the same cases as `judge`.
+    Raises `BadInput` if these cannot be read, or give no threshold.
     """
-    assert data.held_out is not None
-    network, samples = _own(store, own, data)
-    test = load_file(Path(data.held_out), data.here(own.spec.model), kind=data.kind)
 
-    def right(params: np.ndarray) -> int:
-        chosen = _threshold(network, params, own.spec, samples)
-        return int(((errors_of(network, params, test) > chosen.error) != normal(test.labels)).sum())
+    def __init__(self, own: PersonalizedModel, data: OwnDataSection, graphs: LoadedGraphs) -> None:
+        self._own, self._data, self._model = own, data, data.here(own.spec.model)
+        graph, self._features = graphs
+        layout, by_content = own.spec.model.layout, own.spec.by_content
+        samples = _read(Path(data.path), data, own.spec, Reading(skipped=[], by_content=by_content))
+        self._judged_by = self._inputs(judging(samples, layout, by_content=by_content))
+        self._network = own_reconstruction(graph, layout, lambda: self._judged_by)
+        self.threshold = self._threshold(own.params)
 
-    return right(own.params), len(test), "held-out samples", None if own.shared is None else right(own.shared)
+    def file(self, file: Path) -> Unusual:
+        """Judges the samples of a file, or the segments of a clip. Raises `BadInput` if it cannot be read."""
+        form, spec = self._model.form, self._own.spec
+        samples = read_sample(file, self._model) if form.sample_rate else load_file(file, self._model)
+        hop_s = form.hop / form.sample_rate if form.sample_rate else 0.0
+        return Unusual(spec.task, self._own.kind, self.threshold, tuple(self.scores(samples).tolist()), hop_s)
+
+    def scores(self, samples: Samples) -> np.ndarray:
+        """Returns the error of each sample divided by the threshold, float64 `[n]`."""
+        errors = errors_of(self._network, self._own.params, self._inputs(samples))
+        return errors / max(self.threshold.error, _LEAST)
+
+    def alarms_right(self) -> tuple[int | None, int, str, int | None]:
+        """Counts the samples of `data.held_out` that the personalized model judges right: unusual exactly if the label
+        says fault.
+
+        Returns that number, the number of samples, their kind in words, and how many the fleet's model judges right.
+        """
+        own, data = self._own, self._data
+        assert data.held_out is not None
+        test = self._inputs(_read(Path(data.held_out), data, own.spec))
+
+        def right(params: np.ndarray) -> int:
+            alarms = errors_of(self._network, params, test) > self._threshold(params).error
+            return int((alarms != normal(test.labels)).sum())
+
+        return right(own.params), len(test), "held-out samples", None if own.shared is None else right(own.shared)
+
+    def _threshold(self, params: np.ndarray) -> Threshold:
+        return threshold(self._network, params, self._own.spec.model.layout, self._judged_by)
+
+    def _inputs(self, samples: Samples) -> LabelledSamples:
+        return inputs_of(samples, self._features)
 
 
-def _threshold(network: LogitsOf, params: np.ndarray, spec: TaskSpec, samples: Samples) -> Threshold:
-    return threshold(network, params, spec.model.layout, samples, by_content=spec.by_content)
-
-
-def _own(store: DeviceStore, own: PersonalizedModel, data: OwnDataSection) -> tuple[LogitsOf, Samples]:
-    """Returns the network as this board uses it, and the board's samples."""
-    spec = own.spec
-    reading = Reading(skipped=[], by_content=spec.by_content)
-    samples = load_file(Path(data.path), data.here(spec.model), kind=data.kind, reading=reading)
-    return own_reconstruction(graphs_of(store, spec)[0], spec.model.layout, lambda: samples), samples
+def _read(path: Path, data: OwnDataSection, spec: TaskSpec, reading: Reading = STRICT) -> Samples:
+    """Reads all labelled samples of a board's file or folder. Raises `BadInput`."""
+    model = data.here(spec.model)
+    if data.kind in FOLDERS:
+        by_record, in_files = spec.privacy.unit == "record", model.features is not None
+        data.check_kind(model)
+        form = file_form(model, one_a_clip=by_record, in_files=in_files)
+        return scan_folder(path, lenient=True, **form)[0]
+    return load_file(path, model, kind=data.kind, reading=reading)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import difflib
 import logging
 import os
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +24,13 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from hushfleet.data.form import one_form
+from hushfleet.data.form import NORMAL, one_form
 from hushfleet.data.held_out import WITHOUT_TEST
 from hushfleet.data.images import read_image, stacked, unit_pixels
 from hushfleet.data.partition import stratified_choice
 from hushfleet.data.samples import DataSet, Samples
 from hushfleet.data.sound import SoundForm
+from hushfleet.data.targets import CLASSES, Targets
 from hushfleet.data.walk import check_name, files_below, named
 from hushfleet.errors import BadInput
 from hushfleet.progress import counted
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from typing import NotRequired, Unpack
 
 _ORDER_SEED = 0
+_DATE = re.compile(r"(19|20)\d\d([-_.]?(0[1-9]|1[0-2])([-_.]?[0-3]\d)?)?")
 _log = logging.getLogger(__name__)
 
 
@@ -49,10 +52,13 @@ class FileForm(TypedDict):
     :param std: per channel, likewise.
     :param bit_depth: as in `pixels_of`; left out, 8.
     :param sound: of clips; None or left out: the files are images.
+    :param targets: the kind of the labels; left out, classes. For a reconstruction a sub-folder `normal` and one for
+        each kind of fault, in `class_names`.
     """
 
     bit_depth: NotRequired[int]
     sound: NotRequired[SoundForm | None]
+    targets: NotRequired[Targets]
     input_shape: tuple[int, int, int]
     class_names: Sequence[str]
     mean: Sequence[float]
@@ -84,7 +90,8 @@ def load_folder_set(path: Path, *, by_device: bool = False, **form: Unpack[FileF
         train, test, test_owners = whole.take(slice(0, 0)), whole, None
     else:
         records, rng = whole.records[0], np.random.default_rng(_ORDER_SEED)
-        chosen = stratified_choice(whole.labels[records], round(WITHOUT_TEST * len(records)), rng)
+        strata = whole.labels[records] if whole.targets.are_classes else np.zeros(len(records), np.int64)
+        chosen = stratified_choice(strata, round(WITHOUT_TEST * len(records)), rng)
         is_test = np.isin(whole.records[1], chosen)
         train, test, test_owners = whole.take(np.flatnonzero(~is_test)), whole.take(np.flatnonzero(is_test)), None
         owners = None if owners is None else owners[~is_test]
@@ -99,17 +106,21 @@ def class_places(path: Path) -> tuple[list[Path], list[str]]:
     """Returns the folders that have class folders, and the names of the classes.
 
     It is `path` itself; but if its sub-folders have only folders whose names repeat, it is these, as in
-    DEVICE/CLASS or train/CLASS.
+    DEVICE/CLASS or train/CLASS. A date with files in it is no class: CLASS/2026-11-29 has its classes outside.
     """
     places = [path]
     for _ in range(3):  # links may make it endless
         below = [place / name for place in places for name in _folders(place)]
-        inner = [name for each in below for name in _folders(each)]
-        files = (file for each in below for file in each.iterdir() if file.is_file() and file.name[0] != ".")
-        if len(set(inner)) == len(inner) or any(files):
+        inner = [each / name for each in below for name in _folders(each)]
+        names = {each.name for each in inner}
+        if len(names) == len(inner) or _have_files(below) or (all(map(_DATE.fullmatch, names)) and _have_files(inner)):
             break
         places = below
     return places, sorted({name for place in places for name in _folders(place)})
+
+
+def _have_files(folders: Sequence[Path]) -> bool:
+    return any(file.is_file() and file.name[0] != "." for each in folders for file in each.iterdir())
 
 
 def _folders(path: Path) -> list[str]:
@@ -118,13 +129,19 @@ def _folders(path: Path) -> list[str]:
     return sorted(each.name for each in found if each.is_dir() and not each.name.startswith((".", "__")))
 
 
+def label_folders(form: FileForm) -> tuple[str, ...]:
+    """Returns the names of the class folders, in the order of the labels."""
+    names = tuple(map(one_form, form["class_names"]))
+    return (NORMAL, *names) if form.get("targets", CLASSES).are_inputs else names
+
+
 def _load_part(place: Path, devices: Sequence[str], form: FileForm) -> tuple[Samples, npt.NDArray[np.int64] | None]:
     """Returns the samples of a part, and the device of each; None if they are in folders of classes.
 
     :param devices: the names of all devices; -1 stands for another.
     """
     found = _folders(place)
-    if not devices or set(map(one_form, found)) <= set(form["class_names"]):
+    if not devices or set(map(one_form, found)) <= set(label_folders(form)):
         return load_folder(place, **form), None
     parts = [load_folder(place / name, **form) for name in found]
     number = {name: place for place, name in enumerate(devices)}
@@ -174,7 +191,7 @@ def scan_folder(
     :param keep: whether to read a file at all.
     :raises BadInput: no such folder, or, unless `lenient`, a sub-folder that is no class, or no readable image.
     """
-    input_shape, class_names, what = form["input_shape"], form["class_names"], _noun(form)
+    input_shape, class_names, what = form["input_shape"], label_folders(form), _noun(form)
     channels = input_shape[0]
     if channels not in (1, 3):
         raise BadInput(
@@ -183,7 +200,7 @@ def scan_folder(
         )
     if not os.path.isdir(path):
         raise BadInput(f"the data folder {path} does not exist or is not a folder")
-    label_of = {one_form(name): label for label, name in enumerate(class_names)}
+    label_of = {name: label for label, name in enumerate(class_names)}
     found: list[npt.NDArray[Any]] = []
     labels: list[int] = []
     skipped: list[str] = []
@@ -265,12 +282,16 @@ def _noun(form: FileForm) -> str:
 def _samples(found: Sequence[npt.NDArray[Any]], labels: Sequence[int], form: FileForm) -> Samples:
     """:param found: of each file: an image `[C, H, W]`, or the segments of a clip."""
     mean, std = (tuple(map(float, given)) for given in (form["mean"], form["std"]))
-    each = np.array(labels, np.int64)
+    targets = form.get("targets", CLASSES)
+    each: npt.NDArray[Any] = np.array(labels, np.int64)
+    if targets.are_inputs:  # a column for each kind of fault
+        each = (each[:, None] == np.arange(1, 1 + len(form["class_names"]))).astype(np.float32)
     if (sound := form.get("sound")) is not None:
         counts, segments = list(map(len, found)), sound.joined(found, form["input_shape"][2])
-        return Samples(segments, np.repeat(each, counts), mean, std, clips=np.repeat(np.arange(len(found)), counts))
+        clips = np.repeat(np.arange(len(found)), counts)
+        return Samples(segments, np.repeat(each, counts, axis=0), mean, std, targets, clips)
     pixels = stacked(found) if found else np.empty((0, *form["input_shape"]), np.uint8)
-    return Samples(pixels, each, mean, std)
+    return Samples(pixels, each, mean, std, targets)
 
 
 def _read(file: Path, form: FileForm) -> Any:

@@ -40,9 +40,12 @@ def is_held_out(samples: Samples, share: float, *, are_all: bool = True) -> np.n
     return chosen
 
 
-def chosen_by_content(images: np.ndarray, share: float) -> np.ndarray:
-    """Chooses samples, bool `[n]`, each by its own content alone."""
-    return _places(images, np.arange(len(images))) < share
+def chosen_by_content(images: np.ndarray, number: np.ndarray, share: float) -> np.ndarray:
+    """Chooses samples, bool `[n]`, each by the content of its record alone.
+
+    :param number: as in `Samples.records`.
+    """
+    return _places(images, number) < share
 
 
 def _places(images: np.ndarray, number: np.ndarray) -> np.ndarray:

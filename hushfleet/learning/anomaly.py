@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hushfleet.data.held_out import chosen_by_content
-from hushfleet.data.samples import LabelledSamples, Samples
+from hushfleet.data.samples import LabelledSamples, Samples, records_of
 from hushfleet.errors import BadInput
 from hushfleet.learning.evaluation import LogitsOf, evaluate_each
 from hushfleet.losses import normal
@@ -30,17 +30,17 @@ EVERY = 5
 the choice among earlier ones."""
 
 
-def divided(labels: np.ndarray, *, by: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the places of the samples to train on, and of the held-out ones; labelled faults are in neither.
+def divided(samples: Samples, *, by_content: bool) -> tuple[Samples, Samples]:
+    """Returns the samples to train on, and the held-out ones; labelled faults are in neither, and a clip is in one.
 
-    :param labels: `[n, 1]`, 0 for a normal sample.
-    :param by: the samples `[n, ...]`: each sample's content decides whether it is held out, one in five by chance.
-        None: every fifth is. Then one added or removed sample shifts all later ones, so that many other samples are
-        trained on (`TaskSpec.by_content`).
+    :param by_content: whether each record's content decides if it is held out, one in five by chance. Otherwise every
+        fifth is. Then one added or removed record shifts all later ones, so that many other samples are trained on
+        (`TaskSpec.by_content`).
     """
-    (kept,) = np.nonzero(normal(labels))
-    held = np.arange(len(kept)) % EVERY == EVERY - 1 if by is None else chosen_by_content(by[kept], 1 / EVERY)
-    return kept[~held], kept[held]
+    own = _normal_ones(samples)
+    number = own.records[1]
+    held = chosen_by_content(own.images, number, 1 / EVERY) if by_content else number % EVERY == EVERY - 1
+    return own.take(np.flatnonzero(~held)), own.take(np.flatnonzero(held))
 
 
 class Threshold(NamedTuple):
@@ -102,13 +102,22 @@ def _student_quantile(chance: float, freedom: int) -> float:
     return math.fsum(term / freedom**power for power, term in enumerate(terms))
 
 
-def own_reconstruction(logits_of: LogitsOf, layout: ParamLayout, samples: Callable[[], Samples]) -> LogitsOf:
+def judging(samples: Samples, layout: ParamLayout, *, by_content: bool) -> Samples:
+    """Returns the samples that determine a device's threshold: those that a model was not trained on; or with second
+    moments, which hardly depend on one device's samples, all normal ones.
+
+    :param samples: all of the device's.
+    """
+    return _normal_ones(samples) if is_moments(layout) else divided(samples, by_content=by_content)[1]
+
+
+def own_reconstruction(logits_of: LogitsOf, layout: ParamLayout, judged_by: Callable[[], LabelledSamples]) -> LogitsOf:
     """Returns the network as a device uses it: second moments reconstruct about the mean of its own normal samples,
     which stays on the device; other networks reconstruct as they are.
 
-    :param samples: returns the device's samples.
+    :param judged_by: returns the samples of `judging`, as the network takes them.
     """
-    if not is_moments(layout) or not len(own := _normal_ones(samples())):
+    if not is_moments(layout) or not len(own := judged_by()):
         return logits_of
     mean = own.x.mean(0, keepdims=True)
     return lambda params, x: logits_of(params, x - mean) + mean.reshape(1, -1)
@@ -119,23 +128,19 @@ def errors_of(logits_of: LogitsOf, params: np.ndarray, samples: LabelledSamples)
     return evaluate_each(logits_of, params, samples).losses
 
 
-def threshold(
-    logits_of: LogitsOf, params: np.ndarray, layout: ParamLayout, samples: Samples, *, by_content: bool
-) -> Threshold:
-    """Returns a model's threshold, from samples that it was not trained on; or with second moments, which hardly
-    depend on one device's samples, from all of its normal ones, each about the mean of the others.
+def threshold(logits_of: LogitsOf, params: np.ndarray, layout: ParamLayout, own: LabelledSamples) -> Threshold:
+    """Returns a model's threshold; with second moments each record is judged about the mean of the others.
 
     :param logits_of: the network as the device uses it.
-    :param samples: all of the device's.
+    :param own: the samples of `judging`, as the network takes them.
     """
-    false_alarms = samples.targets.false_alarms
+    false_alarms = own.targets.false_alarms
     assert false_alarms is not None
+    errors = errors_of(logits_of, params, own)
     if is_moments(layout):
-        own = _normal_ones(samples)
-        without_one = (len(own) / max(1, len(own) - 1)) ** 2
-        return Threshold.fitted(without_one * errors_of(logits_of, params, own), false_alarms)
-    held_out = samples.take(divided(samples.labels, by=samples.images if by_content else None)[1])
-    return Threshold.of(errors_of(logits_of, params, held_out), false_alarms)
+        count = len(records_of(own.clips, len(own))[0])
+        return Threshold.fitted((count / max(1, count - 1)) ** 2 * errors, false_alarms)
+    return Threshold.of(errors, false_alarms)
 
 
 def alarm_rates(errors: np.ndarray, faults: np.ndarray, threshold: Threshold) -> dict[str, float]:

@@ -62,6 +62,7 @@ class Asked(NamedTuple):
     standardised: bool
     cache_dir: Path | None
     sample_rate: int
+    coarse: bool
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def _speech(asked: Asked) -> FeatureExtractor:
 
 
 def _log_mel(asked: Asked) -> FeatureExtractor:
-    made, graph = LogMel.of(asked.image_shape, asked.sample_rate), Graph()
+    made, graph = LogMel.of(asked.image_shape, asked.sample_rate, coarse=asked.coarse), Graph()
     data = graph.to_bytes(graph.node("Flatten", made.add(graph, "x"), axis=1), asked.image_shape, made.count)
     return FeatureExtractor(asked.image_shape, data, made.count, made.count, shape=made.shape)
 
@@ -158,6 +159,7 @@ def get_features(
     standardised: bool = False,
     cache_dir: Path | None = None,
     sample_rate: int = SAMPLE_RATE,
+    coarse: bool = False,
 ) -> FeatureExtractor:
     """Returns the extractor of that name, of one of the kinds in `FEATURES`.
 
@@ -169,11 +171,12 @@ def get_features(
     :param weights: the file of a package's network; None: the package's own download folder.
     :param standardised: for `unit-norm`: whether the task's mean and deviation scale the values.
     :param sample_rate: Hz, of sound.
+    :param coarse: as in `LogMel.of`.
     :param cache_dir: default `$XDG_CACHE_HOME/hushfleet/graphs`, or `~/.cache/hushfleet/graphs`.
     :raises BadInput: there is none of that name, or it does not take such images.
     :raises GraphRefused: a device would refuse the graph, or its results differ from PyTorch's.
     """
-    made = find_features(name).make(Asked(name, image_shape, weights, standardised, cache_dir, sample_rate))
+    made = find_features(name).make(Asked(name, image_shape, weights, standardised, cache_dir, sample_rate, coarse))
     if public is not None:
         if made.shape is not None:
             raise BadInput(f"model.features = {name!r} keeps the form of a sample: leave model.public out")

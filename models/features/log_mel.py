@@ -17,6 +17,7 @@ from hushfleet.models.onnx_nodes import Graph
 from hushfleet.wire.format.spec import LOG_MEL, Shape
 
 MELS, WINDOW_S, HOP_S = 40, 0.025, 0.01
+COARSE_MELS, COARSE_STEPS = 20, 4
 FLOOR = 1e-8
 """The least power of a mel filter's band; a sine of full scale at a frequency of the transform has about 1."""
 MEAN, DEVIATION = math.log(1e-5), math.log(100)
@@ -34,6 +35,7 @@ class LogMel:
     :param window: samples of a frame.
     :param hop: samples between frames.
     :param points: of the Fourier transform.
+    :param steps: means over so many parts of a segment take the place of the frames; 0: all frames.
     """
 
     image_shape: Shape
@@ -42,6 +44,7 @@ class LogMel:
     hop: int
     points: int
     mels: int = MELS
+    steps: int = 0
 
     def __post_init__(self) -> None:
         if self.image_shape[:2] != (1, 1) or self.image_shape[2] < self.window:
@@ -51,15 +54,30 @@ class LogMel:
             )
 
     @classmethod
-    def of(cls, image_shape: Shape, sample_rate: int) -> LogMel:
-        """Returns the spectra of sound with this rate."""
+    def of(cls, image_shape: Shape, sample_rate: int, *, coarse: bool = False) -> LogMel:
+        """Returns the spectra of sound with this rate.
+
+        :param coarse: whether there are few values, for sums of second moments, in which each value brings noise.
+        """
         window = max(2, round(WINDOW_S * sample_rate))
-        return cls(image_shape, sample_rate, window, max(1, round(HOP_S * sample_rate)), 1 << (window - 1).bit_length())
+        hop, points = max(1, round(HOP_S * sample_rate)), 1 << (window - 1).bit_length()
+        return cls(image_shape, sample_rate, window, hop, points, *((COARSE_MELS, COARSE_STEPS) if coarse else ()))
+
+    @property
+    def frames(self) -> int:
+        return (self.image_shape[2] - self.window) // self.hop + 1
 
     @property
     def shape(self) -> Shape:
-        """The shape of the features: 1, mels, frames."""
-        return 1, self.mels, (self.image_shape[2] - self.window) // self.hop + 1
+        """The shape of the features: 1, mels, and frames or parts."""
+        return 1, self.mels, min(self.steps, self.frames) or self.frames
+
+    def parts(self) -> np.ndarray:
+        """Returns the weight of each frame in each part's mean, float64 `[frames, parts]`."""
+        parts = self.shape[2]
+        part = np.arange(self.frames) * parts // self.frames
+        chosen = part[:, None] == np.arange(parts)
+        return chosen / chosen.sum(0)
 
     @property
     def count(self) -> int:
@@ -83,6 +101,8 @@ class LogMel:
         """Adds the nodes for `x [b, 1, 1, T]`; returns the name of `[b, mels, 1, frames]`."""
         mel = self.filters() * (4 / self.window) ** 2  # the sum of a window is half its length
         logs = add_log_mel(graph, x, self.kernels(), mel, hop=self.hop, floor=FLOOR)
+        if self.steps:
+            logs = graph.node("MatMul", logs, graph.constant(self.parts().astype(np.float32)))
         centred = graph.node("Sub", logs, graph.constant(np.array(MEAN, np.float32)))
         return graph.node("Div", centred, graph.constant(np.array(DEVIATION, np.float32)))
 

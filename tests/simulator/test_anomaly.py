@@ -22,7 +22,8 @@ from hushfleet.data.csv_file import CsvLayout, load_csv_set, read_csv
 from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.worker.personalized_model import personalized_model
-from hushfleet.edge_client.worker.unusual import judge
+from hushfleet.edge_client.worker.predict import graphs_of
+from hushfleet.edge_client.worker.unusual import Judge
 from hushfleet.errors import BadInput
 from hushfleet.learning.anomaly import Threshold
 from hushfleet.methods.second_moments import GAIN
@@ -148,7 +149,7 @@ def test_second_moments_are_the_same_in_processes_and_judge_there(tmp_path: Path
     with DeviceStore(RunFolder(tmp_path / "live").device("device-0").store, device="device-0", inspect=True) as store:
         own = personalized_model(store)._replace(params=params[0])  # simulated boards do not fetch the last model
         train = RunFolder(tmp_path / "live").device("device-0").train
-        found = judge(store, own, OwnDataSection("arrays", str(train)), train)
+        found = Judge(own, OwnDataSection("arrays", str(train)), graphs_of(store, own.spec)).file(train)
     z = scipy.fft.dct(data().train_x[:EACH].reshape(EACH, 2, 3).astype(float), axis=-1, norm="ortho")
     rest = (z - z.mean(0)).transpose(2, 0, 1)
     rest -= np.einsum("tnc,tdc->tnd", rest, params[0].reshape(3, 2, 2) / GAIN)

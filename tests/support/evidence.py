@@ -49,8 +49,8 @@ class Finished:
     def accuracies(self, metric: Metric | None = None, window: Window | None = None) -> list[float]:
         """Returns the accuracies in percent, by seed. Raises `Unsupported` if one was not measured."""
         # for a named window, the whole run counts
-        taken = metric or self.cell.metric, window or self.cell.recipe.window, None if window else self.cell.round
-        values = [one.value(*taken) for one in self.kept]
+        taken = metric or self.cell.metric, window or self.cell.recipe.window
+        values = [one.value(*taken, None if window else one.round_of(self.cell)) for one in self.kept]
         measured = [100 * value for value in values if value is not None]
         if len(measured) < len(values):
             raise Unsupported(f"{self.cell.key} has no {metric}")
@@ -120,9 +120,9 @@ class Evidence:
                     found[address].append((cell, one))
         self._finished = {address: Finished(*zip(*those, strict=True)) for address, those in found.items()}
 
-    def finished(self, recipe: Recipe) -> list[Cell]:
-        """Returns the finished cells of one table, with all seeds."""
-        return [cell for place in self._finished.values() for cell in place.cells if cell.recipe is recipe]
+    def places(self) -> Iterable[tuple[str, Finished]]:
+        """Returns all finished places, by address."""
+        return self._finished.items()
 
     def at(self, address: str, *, within: Recipe | None = None) -> Finished:
         """Finds a place. Raises `Unsupported` if its cell is not finished, `BadInput` if no recipe has it."""

@@ -51,12 +51,14 @@ def prepared_digits(run_id: str, *, method: str = "dp-fedavg", rounds: int = 3) 
 class Board:
     """A device with its state directory; `stopped` is why it stopped for good."""
 
-    def __init__(self, bench: Whole, name: str, state_dir: Path, epsilon_server: float) -> None:
+    def __init__(
+        self, bench: Whole, name: str, state_dir: Path, epsilon_server: float, data: OwnDataSection | None = None
+    ) -> None:
         self.name, self.state_dir = name, state_dir
         self.config = DeviceConfig(
             device=DeviceSection(name, str(state_dir), federation=bench.federation),
             broker=BrokerSection("mqtt://localhost"),
-            data=OwnDataSection("arrays", str(bench.samples)),
+            data=data or OwnDataSection("arrays", str(bench.samples)),
             limits=LimitsSection(
                 epsilon_server=epsilon_server, memory_mib=500, accounting=bench.accounting, min_devices=2
             ),
@@ -133,9 +135,17 @@ class Whole:
         while self._stores:
             self._stores.pop().close()
 
-    def board(self, name: str, state_dir: Path | None = None, *, epsilon_server: float = 1000.0) -> Board:
-        """:param epsilon_server: its owner's limit."""
-        board = Board(self, name, state_dir or self.folder / name, epsilon_server)
+    def board(
+        self,
+        name: str,
+        state_dir: Path | None = None,
+        *,
+        epsilon_server: float = 1000.0,
+        data: OwnDataSection | None = None,
+    ) -> Board:
+        """:param epsilon_server: its owner's limit.
+        :param data: None: digits."""
+        board = Board(self, name, state_dir or self.folder / name, epsilon_server, data)
         self.boards.append(board)
         return board
 

@@ -52,6 +52,8 @@ def statistic_task(folder: FleetFolder, asked: StatisticSection, epsilon: float)
     model = replace(present.model, start=None)
     if not find_loss(model.standard_loss).of_inputs:
         model = ModelSection("linear", loss=model.standard_loss, tolerance=model.tolerance)
+    elif model.features:  # a question is about the samples themselves; this network takes them at any length
+        model = replace(model, name="autoencoder", features=None)
     try:
         return replace(
             present,

@@ -19,7 +19,7 @@ from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.sample_files import load_arrays, load_indices
 from hushfleet.edge_client.worker.metrics import evaluations, is_tested_later
 from hushfleet.errors import BadInput
-from hushfleet.learning.anomaly import alarm_rates, divided, errors_of, own_reconstruction, threshold
+from hushfleet.learning.anomaly import alarm_rates, divided, errors_of, judging, own_reconstruction, threshold
 from hushfleet.learning.batch import GradientFunction
 from hushfleet.learning.evaluation import Evaluation, LogitsOf
 from hushfleet.learning.graph_session import InferenceGraph
@@ -126,14 +126,19 @@ class LoadedRun:
 
     def own_inference(self, device: str) -> LogitsOf:
         """The inference as this device uses it."""
-        return own_reconstruction(self.inference, self.spec.model.layout, lambda: self._parts(device)[0])
+        return own_reconstruction(self.inference, self.spec.model.layout, partial(self._judging, device))
+
+    def _judging(self, device: str) -> LabelledSamples:
+        samples, spec = self._parts(device)[0], self.spec
+        return self._inputs(judging(samples, spec.model.layout, by_content=spec.by_content))
 
     def alarms(self, device: str, params: np.ndarray) -> dict[str, float]:
         """Returns what a device's alarms are worth on its own test, with the threshold that it would choose; empty if
         it has too few samples to choose one."""
-        own, test, spec = self.own_inference(device), self.local_test(device), self.spec
+        judged_by, test, layout = self._judging(device), self.local_test(device), self.spec.model.layout
+        own = own_reconstruction(self.inference, layout, lambda: judged_by)
         try:
-            chosen = threshold(own, params, spec.model.layout, self._parts(device)[0], by_content=spec.by_content)
+            chosen = threshold(own, params, layout, judged_by)
         except BadInput:
             return {}
         return alarm_rates(errors_of(own, params, test), ~normal(test.labels), chosen)
@@ -199,8 +204,7 @@ class LoadedRun:
         if samples is None:
             stored, _ = self._parts(device)
             if self.spec.model.targets.are_inputs:
-                by = stored.images if self.spec.by_content else None
-                stored = stored.take(divided(stored.labels, by=by)[0])
+                stored, _ = divided(stored, by_content=self.spec.by_content)
             samples = self._inputs(stored)
             self._train_bytes += samples.nbytes
         self._train[device] = samples

@@ -22,6 +22,7 @@ from hushfleet.simulator.studies.reproduce.recipe import (
     LAST_ROUNDS,
     Axis,
     Metric,
+    Reading,
     Recipe,
     RowGroup,
     Special,
@@ -54,7 +55,7 @@ class Cell:
     group: RowGroup
     row: TableRow
     column: TableColumn | None
-    reading: Axis | None
+    reading: Reading | None
     seed: int
     quick: bool
 
@@ -85,9 +86,9 @@ class Cell:
         return self.recipe.metric_of(self.group, self.row)
 
     @property
-    def round(self) -> int | None:
-        """The round whose accuracy the table shows; None for the last rounds of the run."""
-        return self.recipe.round_of(self.group, self.column.id) if self.column else None
+    def stop_epsilon(self) -> float | None:
+        """The budget of the median device that ends the run for the table; see `Reading`."""
+        return self.reading.stop_epsilon if self.reading else None
 
     @property
     def data_set(self) -> str:
@@ -211,7 +212,7 @@ def cells_of(
     groups = _chosen("--dataset", recipe.groups, datasets)
     rows = _chosen("--method", recipe.rows, methods)
     wanted = _chosen("--column", recipe.columns, columns)
-    meant: Sequence[Axis | None] = _chosen("--reading", recipe.readings, readings) or [None]
+    meant: Sequence[Reading | None] = _chosen("--reading", recipe.readings, readings) or [None]
 
     def columns_of(group: RowGroup, row: TableRow) -> Sequence[TableColumn | None]:
         own = [column for column in recipe.columns_of(group) if column in wanted]

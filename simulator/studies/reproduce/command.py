@@ -97,7 +97,7 @@ def _run(
                 failures[cell.key] = outcome.error
                 words = f"[red]failed[/] {escape(cell.label)}: {escape(outcome.error)}"
             else:
-                value = outcome.value(cell.metric, cell.recipe.window, cell.round)
+                value = outcome.value_of(cell)
                 reached = "not measured" if value is None else f"{100 * value:.2f} %"
                 words = f"{escape(cell.label)}: {reached} after {format_seconds(outcome.seconds)}"
             work.count()

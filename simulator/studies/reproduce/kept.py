@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import json
 import math
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.results.result import write_whole
@@ -25,6 +26,7 @@ from hushfleet.wire.format.spec import PrivacySpec
 
 SCHEMA = 1
 CELLS = "cells"
+View = Literal["server", "release", "median"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,8 @@ class KeptCell:
     :param digests: SHA-256 of images and labels, by the name of the data.
     :param largest_stretch: DP-FedSim's largest T_s / b over all devices, layers and rounds, before the cap; None for
         other methods and in older cells.
+    :param by_round: epsilon after each round: `server` and `release` of the device that has spent most, `median` of the
+        median device against the server. Empty without rounds and in older cells.
     :param seconds: processor time of all its processes, all parts of an interrupted run together (in the oldest cells,
         and on a GPU, wall-clock time).
     """
@@ -65,6 +69,7 @@ class KeptCell:
     digests: dict[str, str] | None = None
     largest_stretch: float | None = None
     epochs: dict[str, int] = field(default_factory=dict)
+    by_round: dict[View, list[float]] = field(default_factory=dict)
 
     @cached_property
     def raw_values(self) -> tuple[str, ...]:
@@ -97,6 +102,34 @@ class KeptCell:
         if not measured or len(measured) < len(asked):
             return None
         return max(measured) if window == "best" else math.fsum(measured) / len(measured)
+
+    def value_of(self, cell: Cell, column: str | None = None) -> float | None:
+        """Returns the accuracy that the cell's table shows, as a fraction; None if a needed value was not measured.
+
+        :param column: id of the column, for a cell that is in several.
+        """
+        return self.value(cell.metric, cell.recipe.window, self.round_of(cell, column))
+
+    def round_of(self, cell: Cell, column: str | None = None) -> int | None:
+        """Returns the round whose accuracy the table shows; None for the last rounds of the run."""
+        stop = self.stop(cell)
+        return cell.recipe.round_of(cell.group, column or cell.column_id) if stop is None else stop
+
+    def stop(self, cell: Cell) -> int | None:
+        """Returns the last round within the budget of the cell's reading, 0 if none; None if it has no budget."""
+        budget = cell.stop_epsilon
+        return None if budget is None else bisect_right(self.by_round.get("median", []), budget)
+
+    def epsilon(self, view: View, cell: Cell) -> float | None:
+        """Returns epsilon of the noised values, after the round where the cell's reading stops if it does."""
+        if stop := self.stop(cell):
+            return self.by_round[view][stop - 1]
+        whole = {
+            "server": self.epsilon_server,
+            "release": self.epsilon_release,
+            "median": self.epsilon_server_median,
+        }
+        return whole[view]
 
     def noise(self, cell: Cell) -> float:
         """Returns the norm of the noise in a round's mean, in clip norms; NaN if the unit is not `device` or epsilon is
@@ -171,8 +204,7 @@ class Kept:
 
     def _first(self, cell: Cell, *digests: str) -> KeptCell | None:
         found = (kept for digest in digests for kept in self._by_digest.get(digest, ()))
-        taken = cell.metric, cell.recipe.window, cell.round
-        return next((kept for kept in found if kept.value(*taken) is not None), None)
+        return next((kept for kept in found if kept.value_of(cell) is not None), None)
 
 
 def rounded(value: float | None) -> float | None:

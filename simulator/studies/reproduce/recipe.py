@@ -73,6 +73,16 @@ class Axis(Change, frozen=True, kw_only=True):
     open: str = ""
 
 
+class Reading(Axis, frozen=True, kw_only=True):
+    """A possible meaning of what the paper does not say.
+
+    :param stop_epsilon: the number is that of the last round in which the median device's epsilon against the server is
+        within this budget; None: of the round that the table names.
+    """
+
+    stop_epsilon: Annotated[float, Meta(gt=0)] | None = None
+
+
 class TableRow(Axis, frozen=True, kw_only=True):
     """A method or a variant.
 
@@ -125,17 +135,13 @@ class RowGroup(Axis, frozen=True, kw_only=True):
 
 
 class Special(Change, frozen=True, kw_only=True):
-    """A change of some cells only, or a remark on them; names may contain `*`, and a name that is left out means all.
-
-    :param why: the reason for these cells' results, in one sentence.
-    """
+    """A change of some cells only; names may contain `*`, and a name that is left out means all."""
 
     group: str | None = None
     row: str | None = None
     column: str | None = None
     reading: str | None = None
     open: str = ""
-    why: str = ""
 
     def applies(self, *, group: str, row: str, column: str, reading: str) -> bool:
         here = {"group": group, "row": row, "column": column, "reading": reading}
@@ -176,7 +182,7 @@ class Recipe(_Table, frozen=True, kw_only=True, rename=_SINGULAR):
     groups: tuple[RowGroup, ...] = ()
     rows: tuple[TableRow, ...] = ()
     columns: tuple[TableColumn, ...] = ()
-    readings: tuple[Axis, ...] = ()
+    readings: tuple[Reading, ...] = ()
     specials: tuple[Special, ...] = ()
     judged_as: Annotated[str, Meta(pattern=r"^([a-z0-9-]+/[a-z0-9.-]+)?$")] = ""
     first: tuple[str, ...] = ()

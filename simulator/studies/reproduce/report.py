@@ -22,7 +22,7 @@ from hushfleet.simulator.studies.reproduce.cells import Cell, cells_of
 from hushfleet.simulator.studies.reproduce.draw import Point, draw, draw_claims, draw_paper, with_own_runs
 from hushfleet.simulator.studies.reproduce.kept import Kept
 from hushfleet.simulator.studies.reproduce.recipe import (
-    METRICS,
+    WINDOWS,
     Metric,
     Paper,
     Recipe,
@@ -41,17 +41,21 @@ FIGURES, PAGES, CLAIMS = "figures", "reproduction", "claims.svg"
 SEEDS = 5
 """Number of seeds (0, 1, ...) that are looked for."""
 _MEASURED = {
-    "accuracy_own_common": "personalized models, common test set",
-    "accuracy_own_local": "personalized models, own labels",
-    "accuracy_next_local": "all devices' next models, own labels",
-    "accuracy_global": "the global model",
-    "round_time": METRICS["round_time"],
+    "accuracy_own_common": "own models, common test set",
+    "accuracy_own_local": "own models, own labels",
+    "accuracy_next_local": "next models, own labels",
+    "accuracy_global": "global model",
+    "round_time": "processor time of a round, in percent of the first row's",
 }
-_MAY_STAND_ABOVE = ("data", "reading", "at", "seeds", "ε server", "ε median", "ε release", "equal privacy", "why")
+_TITLES = ("data", "reading", "at")
+_OF_A_LINE = ("method", "paper", "ours", "verdict")
+"""Columns that never stand above the table."""
+_MARKS = {"reproduced": "✓", "order only": "≈", "not": "✗"}
 _ALIKE = 1.05
 """Epsilons of methods at equal privacy differ by this factor at most."""
 _CLAIMS = ["claim", "holds?", "numbers", "seeds", "what stands in the way"]
 _COUNTS = ["numbers printed", "run", "reproduced", "order only", "not", "not testable"]
+_SHARE = "reproduced or in order"
 
 
 class ReproductionReport:
@@ -68,23 +72,24 @@ class ReproductionReport:
         self.tables: dict[str, PaperTable] = {}
         self.points = defaultdict[str, list[Point]](list)
         self.pages = dict[str, str]()
-        told = [(name, load_paper(name)) for name in papers]
-        self.papers = dict(sorted(told, key=lambda each: (not each[1].method, each[1].name)))
-        rows = dict[str, Counter[str]]()
-        for name, paper in self.papers.items():
+        told, rows = {name: load_paper(name) for name in papers}, dict[str, Counter[str]]()
+        for name, paper in told.items():
             section, rows[name] = self._paper(paper, load_recipes(name))
             self.pages[name] = _tidy(filled(__name__, "paper.md.j2", **section))
-        judged = {name: counts for name, counts in rows.items() if self.papers[name].method}
-        best = max(judged, key=lambda name: _in_order(judged[name]))
-        counts = [[self._link(name), *(count[each] for each in _COUNTS)] for name, count in judged.items()]
+        # the best reproduced first, and last what is no paper
+        names = sorted(told, key=lambda name: (bool(told[name].method), _in_order(rows[name])), reverse=True)
+        self.papers = {name: told[name] for name in names}
+        counts = [
+            [self._link(name), *(rows[name][each] for each in _COUNTS), f"{_in_order(rows[name]):.0%}"]
+            for name, paper in self.papers.items()
+            if paper.method
+        ]
         self.text = _tidy(
             filled(
                 __name__,
                 "reproduction.md.j2",
                 papers=[(self._link(name), paper.summary) for name, paper in self.papers.items()],
-                counts=markdown(pd.DataFrame(counts, columns=["", *_COUNTS])),
-                best=self.papers[best].name,
-                best_share=f"{_in_order(judged[best]):.0%}".replace("%", " %"),
+                counts=markdown(pd.DataFrame(counts, columns=["", *_COUNTS, _SHARE])),
                 near=f"{NEAR:g}",
                 lead=f"{LEAD[0]:g}",
                 far=f"{FAR:g}",
@@ -121,7 +126,6 @@ class ReproductionReport:
         claims = [[each.claim, f"**{each.holds}**", each.numbers, each.seeds, each.obstacle] for each in paper.claims]
         section = {
             "name": paper.name,
-            "summary": paper.summary,
             "claims": markdown(pd.DataFrame(claims, columns=_CLAIMS)),
             "source": paper.source,
             "figure": figure if figure in self.points else "",
@@ -168,28 +172,31 @@ class ReproductionReport:
             told.add(key or text)
             return new
 
-        settings = once(recipe.readings_text)
-        metrics = " or ".join(_MEASURED[metric] for metric in table.places.metric.unique())
-        is_time = recipe.metric == "round_time"
-        notes = [f"Time: {metrics}." if is_time else f"Accuracy: {metrics}, {table.window(groups)}."]
+        settings, printed = once(recipe.readings_text), places.paper.notna().any()
+        shown, again = _told_once(places, told) if printed else (pd.concat(with_own_runs(table.finished)), 0)
+        notes = []
         for row in recipe.rows:
-            if row.outside and (places.row == row.id).any() and once(row.outside):
+            if row.outside and (shown.row == row.id).any() and once(row.outside):
                 notes.append(f"{row.title} is outside of the order: {row.outside}.")
         for reading in recipe.readings:
-            if reading.note and (table.places.reading == reading.id).any() and once(reading.note, reading.id):
-                notes.append(f"Reading *{reading.title}*: {reading.note}.")
-        if sent := once(", ".join(table.raw_values)):
-            notes.append(f"Without noise leave the device: {sent}.")
-        printed = places.paper.notna().any()
-        shared, lines, why = _lines(recipe, places) if printed else (*_side_by_side(table.finished), [])
+            if reading.note and (shown.reading == reading.id).any() and once(reading.note, reading.id):
+                notes.append(f"*{reading.title}*: {reading.note}.")
+        if sent := list(filter(once, table.raw_values)):
+            notes.append(f"Without noise leave the device: {', '.join(sent)}.")
+        if again:
+            notes.append(f"Left out: {again} open lines, whose runs stand above.")
+        shared, lines = _lines(shown) if printed else _side_by_side(shown)
+        at_the_top = not paper.method or any(f"({recipe.label})" in each.claim for each in paper.claims)
+        metrics = " or ".join(_MEASURED[metric] for metric in table.places.metric.unique())
+        window = "" if (words := table.window(groups)) == WINDOWS["last"] else f", {words}"
+        others = list(dict.fromkeys(words for group in groups for words in group.substitutions))
+        above = ["; ".join([f"{metrics}{window}", *shared]), *others]
         return {
             "label": recipe.label,
-            "words": recipe.claim if paper.method and recipe.claim else recipe.title,
+            "words": recipe.title if at_the_top or not recipe.claim else recipe.claim,
             "settings": settings,
-            "substitutions": list(dict.fromkeys(words for group in groups for words in group.substitutions)),
-            "shared": shared,
+            "above": " ".join(f"{words[0].upper()}{words[1:]}." for words in above),
             "lines": lines,
-            "why": why,
             "notes": [*notes, *recipe.findings],
             "figure": "" if paper.method else f"{recipe.paper}.svg",
         }
@@ -222,51 +229,82 @@ def _each_run_once(places: pd.DataFrame) -> pd.DataFrame:
     return places[places.reading == first].drop(columns="verdict").merge(best[[*same, "verdict"]], "left", on=same)
 
 
-def _lines(recipe: Recipe, places: pd.DataFrame) -> tuple[str, str, list[str]]:
-    """Returns the values that all lines share, a line for each place, and the sentences to which `why` has numbers."""
-    rows, sentences, paid = [], dict[str, int](), _paid(places)
-    for place in _each(places):
-        here = {name: getattr(place, name) for name in ("group", "row", "column", "reading")}
-        reasons = [each.why for each in recipe.specials if each.why and each.applies(**here)]
-        # the rounds of a time measurement store no epsilon
-        server, release = ("", "") if recipe.metric == "round_time" else _least_and_most(place)
-        rows.append(
-            {
-                "data": place.data,
-                "reading": place.meaning,
-                "at": place.at,
-                "method": place.method,
-                "paper": "" if math.isnan(place.paper) else f"{place.paper:.2f}",
-                "ours": _mean_and_spread(place),
-                "seeds": f"{len(place.seeds)}{_older(place)}",
-                "ε server": server,
-                "ε median": ""
-                if math.isnan(place.median) or place.median == place.epsilon_server
-                else f"{place.median:.3g}",
-                "ε release": release,
-                "equal privacy": _is_equal(place, paid),
-                "verdict": "" if math.isnan(place.paper) else place.verdict or ("outside" if place.outside else "open"),
-                "why": ", ".join(str(sentences.setdefault(each, len(sentences) + 1)) for each in reasons),
-            }
-        )
-    lines = pd.DataFrame(rows)
-    same = [name for name in _MAY_STAND_ABOVE if lines[name].nunique() == 1]
-    shared = "; ".join(f"{name}: {lines[name].iloc[0]}" for name in same if lines[name].iloc[0])
-    return f"{shared}." if shared else "", markdown(_named_once(lines.drop(columns=same))), list(sentences)
+def _told_once(places: pd.DataFrame, told: set[str]) -> tuple[pd.DataFrame, int]:
+    """Drops lines of a run that no column changes, if they are judged alike, and lines without a verdict whose run is
+    in `told`, which gets the runs of the others. Returns the number of the latter, too."""
+    first = places.assign(words=places.verdict.map(str)).drop_duplicates(["group", "row", "runs", "paper", "words"])
+    runs = first.metric + first.runs.str[0]
+    again = runs.isin(told) & first.verdict.isna() & first.paper.notna() & ~first.outside.astype(bool)
+    told.update(runs)
+    return first[~again], int(again.sum())
+
+
+def _lines(places: pd.DataFrame) -> tuple[list[str], str]:
+    """Returns the values that all lines share, and a line for each place."""
+    paid, most = _paid(places), places.seeds.map(len).max()
+    judged = places[places.verdict.notna()]
+    said = {(*_column(place), place.method, place.verdict.because) for place in _each(judged)}
+    lines = pd.DataFrame([_line(place, _is_equal(place, paid), most, said) for place in _each(places)])
+    if (lines["ε server"] == lines["ε release"]).all():
+        lines = lines.drop(columns="ε release").rename(columns={"ε server": "ε server, release"})
+    same = [name for name in lines if name not in _OF_A_LINE and lines[name].nunique() == 1]
+    told = [name for name in same if lines[name].iloc[0] not in ("", "none")]
+    shared = [("" if name in _TITLES else f"{name}: ") + lines[name].iloc[0] for name in told]
+    if most > 1:
+        shared.append(f"±: {most} seeds")
+    return shared, markdown(_named_once(lines.drop(columns=same)))
+
+
+def _line(place: Any, equal_privacy: str, most: int, said: set[Any]) -> dict[str, str]:
+    # the rounds of a time measurement store no epsilon
+    server, release = ("", "") if place.metric == "round_time" else _least_and_most(place)
+    median, *spent = (f"{each:.3g}" for each in (place.median, place.epsilon_server, place.noised_server))
+    return {
+        "data": place.data,
+        "reading": place.meaning,
+        "at": place.at,
+        "equal privacy": equal_privacy,
+        "method": place.method,
+        "paper": "" if math.isnan(place.paper) else f"{place.paper:.2f}",
+        "ours": _mean_and_spread(place, most, 2),
+        "ε server": server,
+        "ε median": "" if median in ("nan", *spent) else median,
+        "ε release": release,
+        "verdict": _verdict(place, said),
+    }
+
+
+def _verdict(place: Any, said: set[Any]) -> str:
+    """Returns the mark of the verdict, and what misses unless it is the distance, which the line shows.
+
+    :param said: what misses, with its place: of two methods in the wrong order, the one that is printed above says so.
+    """
+    if math.isnan(place.paper):
+        return ""
+    if not place.verdict:
+        return "outside" if place.outside else "open"
+    word, because = place.verdict
+    other = (*_column(place), because.removeprefix("above "), f"below {place.method}")
+    known = word not in _MARKS or re.fullmatch(r"[+-][\d.]+", because) or other in said
+    return _MARKS.get(word, word) + ("" if known or not because else f" {because}")
+
+
+def _column(place: Any) -> tuple[str, str, str]:
+    return place.group, place.reading, place.column
 
 
 def _paid(places: pd.DataFrame) -> dict[Any, list[float]]:
     """Returns what the private methods of each column pay, those whose values are all noised."""
     paid = defaultdict[Any, list[float]](list)
     for place in _each(places[places.private.astype(bool)]):
-        paid[place.group, place.reading, place.column].append(place.epsilon_server)
+        paid[_column(place)].append(place.epsilon_server)
     return paid
 
 
 def _is_equal(place: Any, paid: dict[Any, list[float]]) -> str:
-    """Says whether a private method pays what the others of its column pay; empty if it stands alone there."""
-    those = paid[place.group, place.reading, place.column]
-    if not place.private or len(those) < 2:
+    """Says whether the private methods of a place's column pay the same; empty if there are not two of them."""
+    those = paid[_column(place)]
+    if len(those) < 2:
         return ""
     return "yes" if max(those) <= _ALIKE * min(those) else "no"
 
@@ -311,7 +349,7 @@ def _least_and_most(place: Any) -> Iterator[str]:
     """Yields both epsilons in words, with the smallest over seeds if they differ, which depends on random draws."""
     for words, view in zip(epsilons(place), ("server", "release"), strict=True):
         least, most = getattr(place, f"least_{view}"), getattr(place, f"epsilon_{view}")
-        yield f"{least:.3g} to {words}" if least < 0.99 * most and not place.raw_values else words
+        yield (f"{least:.3g} to {words}" if least < 0.99 * most and not place.raw_values else words).replace("inf", "∞")
 
 
 def _point(recipe: Recipe, place: Any) -> Point:
@@ -320,44 +358,40 @@ def _point(recipe: Recipe, place: Any) -> Point:
 
 
 def _named_once(lines: pd.DataFrame) -> pd.DataFrame:
-    """Clears the leading words of a line if they are the same as in the line above."""
-    shown = lines.copy()
+    """Clears the leading words of a line if they are the same as in the line above, and puts a mark of repetition in
+    place of its epsilons."""
+    shown, above = lines.copy(), lines.shift()
     repeated = pd.Series(True, index=lines.index)
     for name in lines.columns[: list(lines.columns).index("method")]:
-        repeated &= lines[name] == lines[name].shift()
+        repeated &= lines[name] == above[name]
         shown.loc[repeated, name] = ""
+    for name in (name for name in lines if name == "paper" or name.startswith("ε")):
+        shown.loc[(lines[name] == above[name]) & (lines[name] != ""), name] = "″"
+        shown.loc[lines[name] == "∞ (" + above[name] + ")", name] = "∞ (″)"
     return shown
 
 
-def _mean_and_spread(place: Any, places: int = 2) -> str:
-    if math.isnan(place.ours):
-        return ""
-    return f"{place.ours:.{places}f}" + (f" ±{place.spread:.{places}f}" if len(place.seeds) > 1 else "")
+def _mean_and_spread(place: Any, most: int, places: int) -> str:
+    """Returns our accuracy, with the number of seeds if it is neither 1 nor `most`, and the mark of older code."""
+    spread = f"±{place.spread:.{places}f}" if len(place.seeds) > 1 else ""
+    fewer = f" ({len(place.seeds)})" if 1 < len(place.seeds) < most else ""
+    return f"{place.ours:.{places}f}{spread}{fewer}" + "*" * bool(place.stale)
 
 
-def _older(place: Any) -> str:
-    """Returns the mark of places with cells that older code has run."""
-    return "*" * bool(place.stale)
-
-
-def _side_by_side(places: pd.DataFrame) -> tuple[str, str]:
-    """Returns a table without printed numbers, and the text above it: one line per row, best first; one column per
-    group and column."""
+def _side_by_side(places: pd.DataFrame) -> tuple[list[str], str]:
+    """Returns what stands above a table without printed numbers, and the table: one line per row, best first; one
+    column per group and column."""
     most = places.seeds.map(len).max()
-
-    def word(place: Any) -> str:
-        fewer = f" ({len(place.seeds)})" if 0 < len(place.seeds) < most else ""
-        return _mean_and_spread(place, 1) + fewer + _older(place)
-
     columns = {
         f"{block.title.iloc[0]}, {at}": lines.set_index("method")
-        for block in with_own_runs(places)
+        for _, block in places.groupby("block")
         for at, lines in block.groupby("at", sort=False)
     }
-    words = pd.DataFrame({name: lines.apply(word, axis=1) for name, lines in columns.items()})
+    words = pd.DataFrame(
+        {name: lines.apply(_mean_and_spread, axis=1, most=most, places=1) for name, lines in columns.items()}
+    )
     order = next(iter(columns.values())).ours.sort_values(ascending=False).index
-    over = f"Mean ± standard deviation over {most} seeds, or over as many as stand in brackets."
-    return over if most > 1 else "One seed.", markdown(words.reindex(order).fillna("").reset_index())
+    return [f"±: {most} seeds"] if most > 1 else [], markdown(words.reindex(order).fillna("").reset_index())
 
 
 def markdown(lines: pd.DataFrame) -> str:

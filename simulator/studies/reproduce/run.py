@@ -25,7 +25,7 @@ import psutil
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.results.events import EventLog, iterate_events
 from hushfleet.aggregator.results.rerun import commit, input_digests, versions
-from hushfleet.aggregator.results.result import write_whole
+from hushfleet.aggregator.results.result import Details, write_whole
 from hushfleet.errors import HushfleetError
 from hushfleet.methods.papers.dp_fedsim import LARGEST_STRETCH
 from hushfleet.models.cuda import sees_cuda
@@ -39,7 +39,7 @@ from hushfleet.simulator.engines.fast.workers import Workers, begin_worker, inhe
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import RunFolder, Simulation, begin, go_on
 from hushfleet.simulator.studies.reproduce.cells import Cell
-from hushfleet.simulator.studies.reproduce.kept import Kept, KeptCell, rounded
+from hushfleet.simulator.studies.reproduce.kept import Kept, KeptCell, View, rounded
 from hushfleet.simulator.studies.reproduce.recipe import Metric
 
 MEMORY_EACH = 2 << 30
@@ -115,7 +115,21 @@ def run_cell(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str = 
         uplink_bytes=sum(row.uplink_bytes for row in result.rounds),
         epsilon_server_median=median(noised("server")),
         largest_stretch=_largest_stretch(simulation),
+        by_round=_by_round(result.details),
     )
+
+
+def _by_round(details: Details) -> dict[View, list[float]]:
+    """Returns `KeptCell.epsilons` of the rounds so far."""
+    views: dict[View, tuple[list[list[float | None]], Callable[..., float]]] = {
+        "server": (details.epsilon_server, max),
+        "release": (details.epsilon_release, max),
+        "median": (details.epsilon_server, median),
+    }
+    return {
+        view: [float(f"{of([0.0 if each is None else each for each in row]):.6g}") for row in table]
+        for view, (table, of) in views.items()
+    }
 
 
 def _largest_stretch(simulation: Simulation) -> float | None:

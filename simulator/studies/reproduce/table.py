@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import pandas as pd
 
 from hushfleet.plain_json import to_json
 from hushfleet.simulator.studies.reproduce.cells import Cell
-from hushfleet.simulator.studies.reproduce.kept import Kept
+from hushfleet.simulator.studies.reproduce.kept import Kept, View
 from hushfleet.simulator.studies.reproduce.recipe import WINDOWS, Axis, Recipe, RowGroup, TableColumn
 
 NOT_RUN = "not run yet"
@@ -178,7 +178,7 @@ def _runs(cell: Cell, columns: Sequence[TableColumn], progress: CellProgress) ->
     """Yields the values of a cell for each column that it is in."""
     recipe, one = cell.recipe, progress.kept.shown(cell)
     for column in columns if cell.column is None else (cell.column,):
-        value = one.value(cell.metric, recipe.window, recipe.round_of(cell.group, column.id)) if one else None
+        value = one.value_of(cell, column.id) if one else None
         yield {
             "row": cell.row.id,
             "column": column.id,
@@ -190,9 +190,7 @@ def _runs(cell: Cell, columns: Sequence[TableColumn], progress: CellProgress) ->
             "stale": one is not None and one.digest != cell.digest,
             "digest": cell.digest if one else None,
             "value": None if value is None else 100 * value,
-            "server": one.epsilon_server if one else None,
-            "release": one.epsilon_release if one else None,
-            "median": one.epsilon_server_median if one else None,
+            **{view: one.epsilon(view, cell) if one else None for view in get_args(View)},
             "private": one is not None and one.noise_multiplier > 0,
             "raw": one.raw_values if one else (),
             "chance": cell.chance,

@@ -150,6 +150,7 @@ BREAKS: dict[str, dict[str, Any]] = {
     "task.loss-data-with-classes": NUMBERS,
     "task.loss-partition-by-classes": {**NUMBERS, **ARRAYS, "data.partition": "dirichlet-class", "data.alpha": 1.0},
     "task.loss-unlabelled": {**NUMBERS, **ARRAYS, "data.unlabelled": 3},
+    "task.normal-is-no-fault": {**INPUTS, "data.name": "sound", "data.class_names": ["normal", "fault"]},
     "task.loss-augmented-input": {**INPUTS, **ARRAYS, "data.augment": "flip-crop"},
     "task.loss-method-of-classes": {**NUMBERS, **ARRAYS, "method.name": "pfedsd"},
     "task.public-needs-features": {"model.name": "linear", "model.public": "/photos"},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -110,14 +109,19 @@ def test_a_task_with_the_name_of_a_file_of_the_fleet_is_kept(tmp_path: Path, nam
     assert f"the way back is: hushfleet fleet task {folder.path} {kept} --now" in said[0]
 
 
-def test_a_fleet_that_looks_for_anomalies_can_be_asked(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("task", "network"),
+    [("tasks/series-anomaly.toml", "second-moments"), ("examples/machines/sound.toml", "autoencoder")],
+)
+def test_a_fleet_that_looks_for_anomalies_can_be_asked(tmp_path: Path, task: str, network: str) -> None:
     """Its samples have no labels, so its question has its own network: a linear one was refused."""
     folder = make_folder(tmp_path / "fleet", task=SMALL)
-    shutil.copyfile(Path(__file__).parents[3] / "tasks" / "series-anomaly.toml", folder.task)
+    text = (Path(__file__).parents[3] / task).read_text()
+    folder.task.write_text(text.replace('path = "sound"', "").replace('partition = "given"', ""))
     made = tmp_path / "question.toml"
     made.write_text(to_toml(asking.statistic_task(folder, StatisticSection("counts"), 1.0).to_plain()))
     spec = prepare(load_task(made), run_id="test").spec
-    assert (spec.model.name, spec.model.targets.loss) == ("second-moments", "reconstruction")
+    assert (spec.model.name, spec.model.targets.loss) == (network, "reconstruction")
     assert spec.question is not None
     assert spec.question.kind == "counts"
 

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from hushfleet.data.held_out import chosen_by_content
+from hushfleet.data.samples import Samples
 from hushfleet.data.targets import Targets
 from hushfleet.durations import Period
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
@@ -208,7 +209,8 @@ def test_the_client_divides_the_samples_of_a_window_by_their_content(
     bench.until(lambda: bench.agent.tasks.runtime is not None)
     now = bench.agent.tasks.runtime.party.now
     images = np.random.default_rng(0).integers(0, 256, (20, 1, 8, 8), np.uint8)
-    (held_out, *_), held = np.flatnonzero(chosen_by_content(images, 0.3)), chosen_by_content(images, 0.3)
+    held = chosen_by_content(images, np.arange(len(images)), 0.3)
+    held_out, *_ = np.flatnonzero(held)
     earlier = np.delete(np.arange(20), held_out)
     np.savez(config.data.path, images=images[earlier], labels=np.arange(19) % 10)
     task = bench.load()
@@ -242,10 +244,11 @@ def test_what_an_anomaly_threshold_is_chosen_by_trains_in_no_window(tmp_path: Pa
         rows = [f"{number},0,0,0" for number in range(day, 2 * day + 2)]  # the first ones go
         board.path.write_text("\n".join(["a,b,c,d", *rows, ""]))
         trained += board.trained()
-    samples = np.array([[number, 0, 0, 0] for number in range(20)], np.float32).reshape(-1, 2, 1, 2)
-    train, held = divided(np.zeros((20, 1)), by=samples)
+    values = np.array([[number, 0, 0, 0] for number in range(20)], np.float32).reshape(-1, 2, 1, 2)
+    normal = Targets("reconstruction", false_alarms=0.2)
+    train, held = divided(Samples(values, np.zeros((20, 1), np.float32), (0,) * 2, (1,) * 2, normal), by_content=True)
     assert len(held)
-    assert trained == train.tolist()
+    assert trained == train.images[:, 0, 0, 0].tolist()
 
 
 def test_a_task_that_takes_other_columns_for_targets_sees_no_row_as_new(tmp_path: Path, store: DeviceStore) -> None:

@@ -77,6 +77,16 @@ def test_home_assistant_finds_the_board_and_its_sounds(home: MqttLink, hears, ur
     assert [told(home, AVAILABLE) for _ in range(2)] == [b"online", b"offline"]
 
 
+def test_a_score_is_told_in_place_of_a_probability(home: MqttLink, hears, url: str) -> None:
+    with OwnersBroker(hears, url) as teller:
+        while not isinstance(event := home.receive(0.05), Delivery) or event.retained:
+            teller.tell(Heard(0.0, -31.26, (), "unusual", (), 1.25))
+        assert json.loads(event.payload)["components"].keys() == {"sound", "alarm", "score", "loudness"}
+        assert json.loads(told(home, STATE)) == {
+            "sound": "unusual", "alarm": "unusual", "score": 1.25, "loudness": -31.3
+        }  # fmt: skip
+
+
 def test_the_command_tells_the_owners_broker(home: MqttLink, hears, device_toml: Path, url: str) -> None:
     device_toml.write_text(device_toml.read_text() + f'mqtt = "{url}"')
     with listening(device_toml, "--from", "-", stdin=subprocess.PIPE) as process:

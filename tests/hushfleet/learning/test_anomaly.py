@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 from hushfleet.data.samples import Samples
 from hushfleet.data.targets import Targets
 from hushfleet.errors import BadInput, Malformed
-from hushfleet.learning.anomaly import Threshold, divided, threshold
+from hushfleet.learning.anomaly import Threshold, divided, judging, threshold
 from hushfleet.learning.batch import ClientBatch
 from hushfleet.learning.evaluation import evaluate
 from hushfleet.learning.graph_session import GradientGraph
@@ -96,14 +97,23 @@ def test_the_threshold_is_the_smallest_that_keeps_to_the_false_alarms(count: int
 
 
 def test_every_fifth_normal_sample_is_held_out_and_later_ones_change_nothing() -> None:
-    labels = samples(16, faults=3).labels[[0, 15, *range(1, 15)]]  # the second, and the last two, are faults
-    train, held = divided(labels)
-    assert held.tolist() == [5, 10]
-    assert train.tolist() == [0, 2, 3, 4, 6, 7, 8, 9, 11, 12, 13]
-    assert divided(labels[:7])[1].tolist() == [5]
-    few = samples(3)
+    these = samples(16, faults=3).take(np.array([0, 15, *range(1, 15)]))  # the second, and the last two, are faults
+    these.images[:, 0, 0, 0] = np.arange(16)
+
+    def numbers(found: Samples) -> list[int]:
+        return found.images[:, 0, 0, 0].astype(int).tolist()
+
+    train, held = map(numbers, divided(these, by_content=False))
+    assert held == [5, 10]
+    assert train == [0, 2, 3, 4, 6, 7, 8, 9, 11, 12, 13]
+    assert numbers(divided(these.take(slice(7)), by_content=False)[1]) == [5]
+    for by_content in (False, True):  # clips of two segments
+        clips = replace(these, clips=np.arange(16) // 2)
+        parts = [set(each.clips.tolist()) for each in divided(clips, by_content=by_content)]
+        assert not set.intersection(*parts)
+    few = judging(samples(3), LAYOUT, by_content=False)
     with pytest.raises(BadInput, match="every 5th normal sample"):
-        threshold(lambda p, x: x.reshape(len(x), -1), np.zeros(1), LAYOUT, few, by_content=False)
+        threshold(lambda p, x: x.reshape(len(x), -1), np.zeros(1), LAYOUT, few)
 
 
 def test_by_content_one_sample_less_changes_nothing_for_the_others() -> None:
@@ -112,15 +122,15 @@ def test_by_content_one_sample_less_changes_nothing_for_the_others() -> None:
 
     def trained(places: np.ndarray) -> set[bytes]:
         these = all_of_them.take(places)
-        train, held = divided(these.labels, by=these.images)
+        train, held = ([each.tobytes() for each in part.images] for part in divided(these, by_content=True))
         assert len(train) + len(held) == normal(these.labels).sum()
-        assert not set(train.tolist()) & set(held.tolist())
-        return {each.tobytes() for each in these.images[train]}
+        assert not set(train) & set(held)
+        return set(train)
 
     whole, gone = trained(np.arange(200)), all_of_them.images[17].tobytes()
     assert 0.7 < len(whole) / 197 < 0.9
     assert trained(np.delete(np.arange(200), 17)) == whole - {gone}
-    assert divided(np.zeros((0, 1)), by=np.zeros((0, 1, 2, 3), np.float32))[0].size == 0
+    assert not len(divided(all_of_them.take(slice(0)), by_content=True)[0])
 
 
 def test_the_task_says_the_false_alarms_and_old_packages_read_as_ever() -> None:

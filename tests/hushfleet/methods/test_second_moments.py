@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hushfleet.data.samples import Samples
 from hushfleet.data.targets import Targets
 from hushfleet.errors import BadInput, PrivacyError
-from hushfleet.learning.anomaly import Threshold, alarm_rates, errors_of, own_reconstruction, threshold
+from hushfleet.learning.anomaly import Threshold, alarm_rates, errors_of, judging, own_reconstruction, threshold
 from hushfleet.learning.graph_session import GradientGraph, InferenceGraph
 from hushfleet.methods import make_method
 from hushfleet.methods.local import Sgd
@@ -78,7 +78,8 @@ def test_a_task_ends_with_the_projector_onto_the_leading_directions(
     leading = sorted(found, key=lambda each: -each[0])[:count]
 
     own, gradient = samples(shape, 7, faults=2, seed=seed), TorchGradient(model, objective=ERROR)
-    network = own_reconstruction(gradient.logits, model.layout, lambda: own)
+    judged_by = judging(own, model.layout, by_content=False)
+    network = own_reconstruction(gradient.logits, model.layout, lambda: judged_by)
     rest = frequencies(own.x - own.x[:5].mean(0))
     for _, frequency, vector in leading:
         rest[:, frequency] -= np.outer(rest[:, frequency] @ vector, vector)
@@ -88,7 +89,7 @@ def test_a_task_ends_with_the_projector_onto_the_leading_directions(
     if (expected[:5] > 1e-9).all():
         logs = np.log(expected[:5] * (5 / 4) ** 2)
         width = scipy.stats.t.ppf(0.95, 4) * np.sqrt(6 / 5) * logs.std(ddof=1)
-        chosen = threshold(network, final, model.layout, own, by_content=False)
+        chosen = threshold(network, final, model.layout, judged_by)
         assert chosen == (pytest.approx(np.exp(logs.mean() + width), rel=0.02), 5, 0.05)
 
 
@@ -136,7 +137,7 @@ def test_few_or_equal_samples() -> None:
         Threshold.fitted(np.ones(2), 0.01)
     assert Threshold.fitted(np.zeros(5), 0.01).error == pytest.approx(1e-30)
     layout = get_model("second-moments", input_shape=(1, 1, 1)).layout
-    nothing = samples((1, 1, 1), 2, faults=2)
+    nothing = judging(samples((1, 1, 1), 2, faults=2), layout, by_content=False)
     network = object()
     assert own_reconstruction(network, layout, lambda: nothing) is network
 

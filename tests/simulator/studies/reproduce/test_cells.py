@@ -182,6 +182,29 @@ def test_an_interrupted_cell_goes_on_to_the_same_result(
     assert json.loads((folder / RUN / "task.json").read_text())["method"]["name"] == "dp-fedavg"
 
 
+def test_a_reading_stops_after_the_last_round_within_the_budget_of_the_median_device(
+    book: Path, tmp_path: Path
+) -> None:
+    table = TABLE.replace('"accuracy_own_common"', '"accuracy_global"').replace('"mean-last-10"', '"last"')
+    (book / "own" / "table-1.toml").write_text(table.replace("rounds = 2", "rounds = 3"))
+    (cell,) = cells(methods=["dp-fedavg"], columns=["sigma-2"])
+    (short,) = cells(methods=["dp-fedavg"], columns=["sigma-2"], quick=True)
+    kept, first = (run_cell(each, tmp_path / each.key, data_dir=None, runtime="onnx") for each in (cell, short))
+    spent, reached = kept.by_round["median"], kept.accuracies["accuracy_global"]
+    assert kept.value_of(cell) == reached[-1]
+    assert kept.epsilon("median", cell) == kept.epsilon_server_median == pytest.approx(spent[-1], rel=1e-5)
+    assert first.epsilon_server_median == pytest.approx(spent[0], rel=1e-5)
+    for budget in (0.9 * spent[0], spent[0], (spent[1] + spent[2]) / 2, 2 * spent[2]):
+        stopped = replace(cell, reading=recipes.Reading(id="stopped", title="stopped", stop_epsilon=budget))
+        last = max((round for round in (1, 2, 3) if spent[round - 1] <= budget), default=0)
+        assert kept.value_of(stopped) == (reached[last - 1] if last else None)
+        if last:
+            assert kept.epsilon("median", stopped) == spent[last - 1]
+            assert kept.epsilon("release", stopped) == kept.by_round["release"][last - 1]
+    older = replace(kept, by_round={})  # a cell of an earlier version cannot say when to stop
+    assert older.value_of(stopped) is None
+
+
 def test_a_cell_run_again_gives_the_same_bits_and_says_what_made_it(book: Path, tmp_path: Path) -> None:
     """On one machine: another processor's bits may differ, which is why a cell names it and its instruction set."""
     table = TABLE.replace('{ "method.name" = "dp-fedavg" }', '{ "method.name" = "dp-fedsim" }')
