@@ -207,8 +207,9 @@ def measure(
         for row, child in alive:
             if check and row["failure"] is None:
                 with noted(row):
-                    child.ask("save", str(job.folder / "model.npy"))
-                    row["accuracy"] = accuracy(job, np.load(job.folder / "model.npy"))
+                    model = job.folder / f"{row['label']}.npy"
+                    child.ask("save", str(model))
+                    row["accuracy"] = accuracy(job, np.load(model))
     return rows
 
 
@@ -220,8 +221,10 @@ def _rate(answers: Sequence[Figures]) -> float:
 @torch.no_grad()
 def accuracy(job: TrainingJob, params: np.ndarray) -> float:
     """Returns the accuracy of the flat global model on the test images, in 0..1."""
-    x, y = (torch.from_numpy(job.array(name)) for name in ("test_x", "test_y"))
-    return (network_of(params, job.workload.method)(x).argmax(1) == y).float().mean().item()
+    network = network_of(params, job.workload).eval()
+    x, y = (torch.from_numpy(job.array(name)).split(TEST_IMAGES) for name in ("test_x", "test_y"))
+    right = [network(images).argmax(1) == labels for images, labels in zip(x, y, strict=True)]
+    return torch.cat(right).float().mean().item()
 
 
 def compared(rows: list[Figures]) -> Figures:
@@ -253,10 +256,10 @@ def write_job(workload: Workload, data_dir: Path | None, folder: Path) -> tuple[
     """Divides the data among the clients as the product does, and writes it; without `data_dir`, uses digits."""
     if data_dir is None:
         data_dir = write_digits(folder / "digits", workload.clients * workload.samples)
-    dataset = load("mnist", data_dir=data_dir)
+    dataset = load(workload.data, data_dir=data_dir)
     clients = [device.train.samples for device in make_fleet(task_of(workload), dataset).devices]
-    test = dataset.test.take(slice(0, TEST_IMAGES))
-    initial = get_model("mnist-cnn").init(workload.seed)
+    test = dataset.test if workload.central else dataset.test.take(slice(0, TEST_IMAGES))
+    initial = get_model(workload.network).init(workload.seed)
     if workload.method == "hush":
         features = prepare(task_of(workload), data_dir=data_dir).features
         *clients, test = (inputs_of(each, features) for each in (*clients, test))

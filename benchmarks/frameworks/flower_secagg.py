@@ -36,7 +36,7 @@ class SecureClient(NumPyClient):
     def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:
         torch.set_num_threads(1)
         job, clients = kept()
-        model = network_of(parameters[0])
+        model = network_of(parameters[0], job.workload)
         trained_on = job.train(model, *clients[self._index])
         update = to_vector(model) - parameters[0]
         update *= min(1.0, CLIP_NORM / float(np.linalg.norm(update)))

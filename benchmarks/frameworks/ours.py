@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.frameworks.workload import CLIP_NORM, ROUNDS, Enough, HeldRounds, TrainingJob, Workload
+from benchmarks.frameworks.workload import ROUNDS, Enough, HeldRounds, TrainingJob, Workload
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
@@ -39,15 +39,16 @@ def task_of(workload: Workload) -> Task:
     }
     # Strict: each device adds the whole noise, as the other frameworks' local mechanisms do.
     accounting = "secure" if workload.secure else "strict"
-    privacy = {"accounting": accounting, "clip_norm": CLIP_NORM, "noise_multiplier": workload.noise_multiplier}
+    multiplier = workload.noise_multiplier if workload.secure else workload.noise_std / workload.clip_norm
+    privacy = {"accounting": accounting, "clip_norm": workload.clip_norm, "noise_multiplier": multiplier}
     data = {
-        "name": "mnist",
+        "name": workload.data,
         "devices": workload.clients,
         "limit": workload.clients * workload.samples,
         "test_fraction": 0.0,
         "min_samples": min(10, workload.samples),
     }
-    model = {"name": "linear", "features": "scattering"} if workload.method == "hush" else {"name": "mnist-cnn"}
+    model = {"name": "linear", "features": "scattering"} if workload.method == "hush" else {"name": workload.network}
     return parse_task(
         {
             "name": f"bench-{workload.name.lower()}",
@@ -56,6 +57,7 @@ def task_of(workload: Workload) -> Task:
             "method": method,
             "privacy": privacy,
             "data": data,
+            **({"wire": {"codec": "float32"}} if workload.central else {}),  # others add to the noise that is stated
             "round": {"rounds": ROUNDS, "cohort_size": workload.cohort},
         }
     )
@@ -94,7 +96,8 @@ class HeldLog(EventLog):
 def main() -> None:
     job, runtime, processes = TrainingJob.load(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     simulation = begin(task_of(job.workload), Path(sys.argv[4]), data_dir=Path(sys.argv[5]))
-    simulation = replace(simulation, prepared=replace(simulation.prepared, evaluate_global=None))
+    first = {"evaluate_global": None, "initial": np.array(job.array("initial"))}
+    simulation = replace(simulation, prepared=replace(simulation.prepared, **first))
     with Workers(processes) as workers, HeldLog(simulation, job.workload.epochs) as events:
         try:
             # The last round, in which devices' personalized models would be tested, is never reached.

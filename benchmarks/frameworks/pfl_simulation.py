@@ -28,10 +28,11 @@ from pfl.hyperparam import NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 from pfl.privacy.gaussian_mechanism import GaussianMechanism
+from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.frameworks.workload import CLIP_NORM, ROUNDS, HeldRounds, TrainingJob, to_vector
+from benchmarks.frameworks.workload import ROUNDS, HeldRounds, TrainingJob, to_vector
 
 
 class PflNetwork(nn.Module):
@@ -81,15 +82,32 @@ class Held(TrainingProcessCallback):
         return int(count.item())
 
 
+def users_in_turn(job: TrainingJob) -> FederatedDataset:
+    users = {user: PyTorchTensorDataset(data, user_id=user) for user, data in enumerate(job.clients())}
+    order = list(np.random.default_rng(job.workload.seed).permutation(job.workload.clients))
+    return FederatedDataset(users.__getitem__, get_user_sampler("minimize_reuse", order))
+
+
+def given_users(job: TrainingJob) -> FederatedDataset:
+    """Returns the users of the given cohorts, each with its samples in the given order: pfl does not shuffle them."""
+    clients, orders = job.clients(), job.array("orders").reshape(-1, job.workload.samples)
+    draws = iter(enumerate(job.array("cohorts").flatten().tolist()))
+
+    def user(draw: tuple[int, int]) -> PyTorchTensorDataset:
+        x, y = clients[draw[1]]
+        return PyTorchTensorDataset((x[orders[draw[0]]], y[orders[draw[0]]]), user_id=draw[1])
+
+    return FederatedDataset(user, lambda: next(draws))
+
+
 def main() -> None:
     job = TrainingJob.load(sys.argv[1])
     workload = job.workload
     torch.set_num_threads(1)
     np.random.seed(workload.seed)  # all processes must draw the same users
     module = PflNetwork(job.first_model())
-    users = {user: PyTorchTensorDataset(data, user_id=user) for user, data in enumerate(job.clients())}
-    order = list(np.random.default_rng(workload.seed).permutation(workload.clients))
-    data = FederatedDataset(users.__getitem__, get_user_sampler("minimize_reuse", order))
+    noise = GaussianMechanism(workload.clip_norm, workload.noise_multiplier)
+    data = given_users(job) if (job.folder / "cohorts.npy").exists() else users_in_turn(job)
     model = PyTorchModel(
         module, lambda parameters, lr: job.optimizer(parameters), torch.optim.SGD(module.parameters(), lr=1.0)
     )
@@ -103,7 +121,7 @@ def main() -> None:
         backend=SimulatedBackend(
             training_data=data,
             val_data=data,
-            postprocessors=[WeightByUser(), GaussianMechanism(CLIP_NORM, workload.noise_multiplier)],
+            postprocessors=[WeightByUser(), CentrallyAppliedPrivacyMechanism(noise) if workload.central else noise],
         ),
         model=model,
         model_train_params=NNTrainHyperParams(

@@ -8,6 +8,8 @@ that are given, and W5 is FedPer, whose clients keep their last layer. W6 is DP-
     workload.json    the fields of `Workload`
     x.npy, y.npy     float32 [n, ...] normalised images, or features, and int64 [n] labels, client after client
     initial.npy      float32 [d], the first global model: PyTorch's parameters in order, flattened
+    cohorts.npy      int64 [rounds, cohort], the clients of each round; orders.npy int64 [rounds, cohort, samples], the
+                     order of each one's samples in its only epoch (both for pfl's own benchmark alone)
     test_x.npy, test_y.npy   held-out images
 """
 
@@ -39,11 +41,14 @@ class Workload:
     :param samples: training samples of each client.
     :param cohort: clients in a round.
     :param turn: number of rounds that are measured together.
-    :param noise_multiplier: each client's Gaussian noise has a standard deviation of this times `CLIP_NORM` in every
+    :param noise_multiplier: each client's Gaussian noise has a standard deviation of this times `clip_norm` in every
         entry. The default gives almost no protection, but needs the same time as more noise; the model stays finite.
     :param device: `cpu` or `cuda`.
     :param method: `dp-fedavg`, `fedper` or `hush`.
     :param secure: whether the aggregator sees the sum of the updates alone, and clients divide the noise.
+    :param central: whether the sum has one noise: a server adds it, or clients, without a server that they trust,
+        divide it.
+    :param data: the data set, with `network`, the product's name of what is trained on it.
     """
 
     name: str
@@ -60,10 +65,14 @@ class Workload:
     seed: int = 1
     method: str = "dp-fedavg"
     secure: bool = False
+    central: bool = False
+    clip_norm: float = CLIP_NORM
+    data: str = "mnist"
+    network: str = "mnist-cnn"
 
     @property
     def text(self) -> str:
-        network = "a linear head on features" if self.method == "hush" else "mnist-cnn"
+        network = "a linear head on features" if self.method == "hush" else self.network
         summed = ", secure aggregation" if self.secure else ""
         return (
             f"{self.name}: {self.method}{summed}, {network}, {self.clients:,} clients x {self.samples:,} samples, "
@@ -78,7 +87,7 @@ class Workload:
     @property
     def noise_std(self) -> float:
         """The standard deviation of a client's noise; with secure aggregation all clients together make one noise."""
-        return CLIP_NORM * self.noise_multiplier / (math.sqrt(self.cohort) if self.secure else 1.0)
+        return self.clip_norm * self.noise_multiplier / math.sqrt(self.cohort if self.secure or self.central else 1)
 
     def shrunk(self, by: int) -> Workload:
         """Returns the workload with one of `by` samples of each client, but at least two."""
@@ -115,6 +124,14 @@ class MnistNetwork(nn.Module):
         return self.fc2(F.relu(self.fc1(x.flatten(1))))
 
 
+def simple_cnn() -> nn.Module:
+    """Returns the network of pfl-research's own benchmark, which is the product's `svhn-cnn`."""
+    convolutions = (nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25))
+    return nn.Sequential(
+        *convolutions, nn.Flatten(), nn.Linear(12544, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, 10)
+    )
+
+
 def to_vector(module: nn.Module) -> np.ndarray:
     """Returns the parameters, float32 `[d]`."""
     return nn.utils.parameters_to_vector(module.parameters()).detach().cpu().numpy()
@@ -131,9 +148,14 @@ class LinearHead(nn.Linear):
         return super().forward(x.flatten(1))
 
 
-def network_of(vector: np.ndarray, method: str = "dp-fedavg", device: str = "cpu") -> nn.Module:
-    """Returns the method's network with the parameters float32 `[d]`."""
-    module = (LinearHead(len(vector) // 10 - 1) if method == "hush" else MnistNetwork()).to(device)
+def network_of(vector: np.ndarray, workload: Workload) -> nn.Module:
+    """Returns the workload's network with the parameters float32 `[d]`."""
+    if workload.method == "hush":
+        module: nn.Module = LinearHead(len(vector) // 10 - 1)
+    else:
+        module = simple_cnn() if workload.network == "svhn-cnn" else MnistNetwork()
+    device = workload.device
+    module = module.to(device)
     nn.utils.vector_to_parameters(torch.from_numpy(np.array(vector)).to(device), module.parameters())
     return module
 
@@ -160,7 +182,7 @@ class TrainingJob:
         return np.load(self.folder / f"{name}.npy", mmap_mode="c")
 
     def first_model(self) -> nn.Module:
-        return network_of(self.array("initial"), self.workload.method, self.workload.device)
+        return network_of(self.array("initial"), self.workload)
 
     def clients(self) -> list[tuple[Tensor, Tensor]]:
         """Returns images and labels of each client, on the workload's device."""

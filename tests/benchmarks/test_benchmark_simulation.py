@@ -69,11 +69,12 @@ def test_the_engines_devices_hold_what_the_arrays_hold(job: TrainingJob, tmp_pat
             np.testing.assert_allclose((held["images"] / 255 - 0.1307) / 0.3081, x, atol=1e-5)
 
 
-def test_the_module_computes_what_the_products_network_computes() -> None:
-    model = get_model("mnist-cnn")
+@pytest.mark.parametrize("network", ["mnist-cnn", "svhn-cnn"])
+def test_the_module_computes_what_the_products_network_computes(network: str) -> None:
+    model = get_model(network)
     vector, x = model.init(7), torch.rand(3, *model.input_shape)
     named = {name: torch.from_numpy(view) for name, view in model.layout.unflatten(vector).items()}
-    torch.testing.assert_close(network_of(vector)(x), model.forward(named, x))
+    torch.testing.assert_close(network_of(vector, replace(TINY, network=network)).eval()(x), model.forward(named, x))
 
 
 @pytest.mark.parametrize(("method", "secure"), [("hush", False), ("fedper", False), ("dp-fedavg", True)])
