@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hushfleet.data.conversion import as_data
     from hushfleet.methods.method import Method, Published, TrainingConfig, published
     from hushfleet.models.module import with_group_norm
-    from hushfleet.simulator.api import Task, events, simulate, task
+    from hushfleet.simulator.api import Task, events, script, simulate, task
     from hushfleet.simulator.closed_round import Round
     from hushfleet.simulator.engines.fast.workers import Workers
     from hushfleet.simulator.runs import Comparison, Run, compare, open_run
@@ -45,6 +45,7 @@ __all__ = [
     "open_run",
     "privacy",
     "published",
+    "script",
     "simulate",
     "task",
     "with_group_norm",
@@ -56,7 +57,7 @@ _MODULES = {
     "methods.method": ("Method", "Published", "TrainingConfig", "published"),
     "models.module": ("with_group_norm",),
     "simulator.closed_round": ("Round",),
-    "simulator.api": ("Task", "events", "simulate", "task"),
+    "simulator.api": ("Task", "events", "script", "simulate", "task"),
     "simulator.engines.fast.workers": ("Workers",),
     "simulator.runs": ("Comparison", "Run", "compare", "open_run"),
 }

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,11 +31,11 @@ from hushfleet.aggregator.results.events import EventTail
 from hushfleet.data.arrays import Data
 from hushfleet.data.conversion import READ, converted
 from hushfleet.data.form import ANY_FORM
-from hushfleet.errors import BadInput, format_value
+from hushfleet.errors import BadInput, HushfleetError, format_value
 from hushfleet.learning import own_metrics
 from hushfleet.learning.own_metrics import Metric, Metrics
 from hushfleet.methods.method import Published
-from hushfleet.output import take_all_characters
+from hushfleet.output import say, take_all_characters
 from hushfleet.paths import in_file, is_offered
 from hushfleet.refusals import meant
 from hushfleet.schema import read_file
@@ -50,7 +51,19 @@ from hushfleet.toml_text import toml_value
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Comparison", "Data", "Run", "Task", "Workers", "compare", "events", "open_run", "simulate", "task"]
+__all__ = [
+    "Comparison",
+    "Data",
+    "Run",
+    "Task",
+    "Workers",
+    "compare",
+    "events",
+    "open_run",
+    "script",
+    "simulate",
+    "task",
+]
 
 TaskSource = Task | Path | str | Mapping[str, Any]
 _LOOK_EVERY_S = 0.1
@@ -73,6 +86,24 @@ def task(source: TaskSource, changes: Mapping[str, Any] | None = None) -> Task:
     if isinstance(source, Mapping):
         return parse_task(copy.deepcopy(dict(source)), overrides)
     return load_task(Path(source), overrides)
+
+
+@contextmanager
+def script(arguments: Sequence[str] | None = None) -> Iterator[dict[str, str]]:
+    """Gives a script's arguments as changes of a task; what Hushfleet refuses ends the script with a sentence.
+
+    Example: `with hf.script() as changes: hf.simulate("task.toml", changes)`, for `python run.py round.rounds=5`
+
+    :param arguments: each `KEY=VALUE`; None: those of the command line.
+    """
+    try:
+        given = sys.argv[1:] if arguments is None else arguments
+        if wrong := [each for each in given if "=" not in each]:
+            raise BadInput(f"{wrong[0]!r}: give KEY=VALUE, with a key of the task, such as round.rounds=5")
+        yield dict(each.split("=", 1) for each in given)
+    except HushfleetError as error:
+        say(f"error: {error}", error=True)
+        sys.exit(error.exit_code)
 
 
 def simulate(

@@ -81,9 +81,9 @@ def with_own(result: Result, metrics: Mapping[str, Metrics]) -> Result:
     last = {key: [last_measured(table, itemgetter(at)) for at in range(len(names))] for key, table in own.items()}
     rows = [
         row.but(
-            accuracy_own_common=_mean(common[i]),
-            accuracy_own_local=_mean(local[i]),
-            metrics_own={name: _mean(table[i]) for name, table in own.items()},
+            accuracy_own_common=mean_of(common[i]),
+            accuracy_own_local=mean_of(local[i]),
+            metrics_own={name: mean_of(table[i]) for name, table in own.items()},
         )
         for i, row in enumerate(result.rounds)
     ]
@@ -103,7 +103,7 @@ def with_baseline(result: Result, local_only_models: Sequence[DeviceLocalOnly]) 
     common, local = ([_measured(value) for value in each] for each in zip(*rows, strict=True))
     details = {"local_only_common": common, "local_only_local": local}
     local_only = LocalOnly(
-        accuracy_own_common=_mean(common), accuracy_own_local=_mean(local), way=local_only_models[0].way
+        accuracy_own_common=mean_of(common), accuracy_own_local=mean_of(local), way=local_only_models[0].way
     )
     return result.but(local_only=local_only, details=result.details.but(**details))
 
@@ -129,7 +129,7 @@ def _personalized_heads(metrics: dict[str, Metrics], names: Sequence[str], last:
     return [each and PersonalizedHead.of(each) for each in chosen] if any(chosen) else []
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
+def mean_of(values: Sequence[float | None]) -> float | None:
     measured = [value for value in values if value is not None and not math.isnan(value)]
     return fmean(measured) if measured else None
 

@@ -11,7 +11,7 @@ import pandas as pd
 from msgspec import to_builtins
 
 from hushfleet.aggregator.report.comparison import comparison, comparison_json, load_runs
-from hushfleet.aggregator.report.readable import percent
+from hushfleet.aggregator.report.readable import MINUS, NARROW, percent
 from hushfleet.aggregator.report.verdict import judge
 from hushfleet.aggregator.report.words import sentences
 from hushfleet.aggregator.results.events import EventTail
@@ -94,7 +94,7 @@ class Run:
 
         `run.seeds.agg(["mean", "std"])` computes the mean and the spread.
         """
-        rows = pd.DataFrame([to_builtins(row) for row in self.result.details.seeds])
+        rows = pd.DataFrame([_flat(to_builtins(row)) for row in self.result.details.seeds])
         return rows.set_index("seed").dropna(axis="columns", how="all") if len(rows) else rows
 
     @property
@@ -196,7 +196,7 @@ class Run:
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns a round with a column for each of the task's own metrics."""
+    """Returns a round, or a seed, with a column for each of the task's own metrics."""
     of_global, own = (row.pop(key) or {} for key in ("metrics", "metrics_own"))
     named = {f"{name}_global": value for name, value in of_global.items()}
     return row | named | {f"{name}_own_local": value for name, value in own.items()}
@@ -234,6 +234,11 @@ class Comparison:
         rows = [list(map(str, row)) for row in self._table.rows]
         return pd.DataFrame(rows, columns=list(self._table.head)).set_index("").rename_axis(None)
 
+    def to_latex(self) -> str:
+        """Returns the frame as a LaTeX table, with commands in place of signs that not every LaTeX has."""
+        table: str = self.frame.to_latex(escape=True)
+        return table.translate(_IN_LATEX)
+
     def __repr__(self) -> str:
         return self.frame.to_string()
 
@@ -241,6 +246,7 @@ class Comparison:
         return self.frame.to_html()
 
 
+_IN_LATEX = str.maketrans({NARROW: "~", MINUS: "$-$", "\N{INFINITY}": r"$\infty$", "±": r"$\pm$"})
 Runs = Sequence[Run | Path | str]
 
 

@@ -11,14 +11,14 @@ from operator import attrgetter
 
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.results.gains import common_test
-from hushfleet.aggregator.results.result import Result, SeedPoint, SweepPoint, last_measured
+from hushfleet.aggregator.results.result import Result, SeedPoint, SweepPoint, last_measured, last_metrics
 from hushfleet.progress import counted
 from hushfleet.simulator.engines import RoundsRunner
 from hushfleet.simulator.engines.fast.local_only import DeviceLocalOnly
 from hushfleet.simulator.engines.fast.personalized_heads import choose_personalized_heads
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.options import tasks_at
-from hushfleet.simulator.results import assemble, with_baseline
+from hushfleet.simulator.results import assemble, mean_of, with_baseline
 from hushfleet.simulator.run_folder import RunFolder, Simulation, repeated
 
 
@@ -65,6 +65,8 @@ def seed_point(result: Result) -> SeedPoint:
         seed=result.seed,
         local_only_common=local_only.accuracy_own_common,
         local_only_local=local_only.accuracy_own_local,
+        metrics=last_metrics(result.rounds),
+        metrics_own={name: mean_of(values) for name, values in result.details.metrics_own.items()},
         **_reached(result),
     )
 

@@ -17,7 +17,7 @@ from hushfleet.aggregator.report.tables import PageCell, Table, terminal_table
 from hushfleet.aggregator.report.verdict import VERDICTS, Headline, judge
 from hushfleet.aggregator.report.words import sentences
 from hushfleet.aggregator.results.gains import Gain, GainVerdict, MeanAccuracies, shared_model
-from hushfleet.aggregator.results.result import Result, last_measured, write_whole
+from hushfleet.aggregator.results.result import Result, last_metrics, write_whole
 from hushfleet.errors import BadInput
 from hushfleet.privacy.protection import protection
 
@@ -129,9 +129,8 @@ def _global_model(results: Sequence[Result]) -> tuple[list[float], dict[str, flo
     scores = [score for result in results if (score := shared_model(result).federated) is not None]
     found: dict[str, list[float]] = {}
     for result in results:
-        for name in dict.fromkeys(name for row in result.rounds for name in row.metrics):
-            values = [row.metrics.get(name) for row in result.rounds]
-            if (last := last_measured(values, lambda value: value)) is not None:
+        for name, last in last_metrics(result.rounds).items():
+            if last is not None:
                 found.setdefault(name, []).append(last)
     return scores, {name: fmean(values) for name, values in found.items()}
 

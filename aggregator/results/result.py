@@ -208,11 +208,15 @@ class SeedPoint(Repeated, frozen=True, kw_only=True):
     """The run repeated with another seed: other devices' data, first model and noise.
 
     :param local_only_common: mean final accuracy when each device trains alone; `local_only_local`: on own data.
+    :param metrics: of the task's own metrics, the last ones of the global model on the common test; `metrics_own`: the
+        means of those of each device on its own samples.
     """
 
     seed: Count
     local_only_common: Fraction = None
     local_only_local: Fraction = None
+    metrics: dict[str, Measured] = {}
+    metrics_own: dict[str, Measured] = {}
 
 
 class TimelineRow(JsonRecord, frozen=True):
@@ -419,7 +423,7 @@ class Result(JsonRecord, frozen=True, kw_only=True):
     def save(self, path: Path) -> None:
         """Writes the file completely or not at all. Raises `StoreError`, and `ValueError` if it could not be read."""
         plain = to_json(self.of(self))
-        for part in (*plain["rounds"], plain["details"]):
+        for part in (*plain["rounds"], plain["details"], *plain["details"]["seeds"]):
             for key in ("metrics", "metrics_own", "device_names"):
                 if not part.get(key, True):  # a task without them has the keys of 0.3
                     del part[key]
@@ -497,6 +501,12 @@ def _one_by_one(rows: Sequence[Any]) -> list[Any]:
 def last_measured(rows: Sequence[Any], value: Callable[[Any], float | None]) -> float | None:
     """Returns the newest value that was measured; None if there is none."""
     return next((v for row in reversed(rows) if (v := value(row)) is not None), None)
+
+
+def last_metrics(rows: Sequence[RoundRow]) -> dict[str, float | None]:
+    """Returns the newest values of the task's own metrics, of the global model."""
+    names = dict.fromkeys(name for row in rows for name in row.metrics)
+    return {name: last_measured([row.metrics.get(name) for row in rows], lambda value: value) for name in names}
 
 
 @cache

@@ -436,6 +436,7 @@ class RoundEngine:
             changed=enough,
             method=kind.method,
             rules=kind.rules,
+            wire=kind.checks.spec.wire,
             store=self.store,
             held=self.progress.trained_on,
             evaluate=self.prepared.evaluate_global if kind.question is None else None,

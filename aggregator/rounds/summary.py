@@ -16,8 +16,10 @@ from hushfleet.learning.evaluation import Evaluation
 from hushfleet.methods.answer_scale import scale_of
 from hushfleet.methods.cost import RoundTerms
 from hushfleet.methods.task_method import TaskMethod
+from hushfleet.wire.format.codecs import codec_of
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.question import QuestionSpec
+from hushfleet.wire.format.spec import WireSpec
 
 
 def summarise(
@@ -28,6 +30,7 @@ def summarise(
     changed: bool,
     method: TaskMethod,
     rules: RoundSection,
+    wire: WireSpec,
     store: AggregatorStore,
     held: Mapping[str, bytes],
     evaluate: Callable[[np.ndarray], Evaluation] | None,
@@ -62,7 +65,7 @@ def summarise(
         accuracy_global=_measured(found.accuracy),
         loss=_measured(found.loss),
         metrics=dict(found.metrics),
-        multiplier_release=_multiplier_release(method, rules, terms, store, plan.round, participants),
+        multiplier_release=_multiplier_release(method, rules, wire, terms, store, plan.round, participants),
         eq20_bytes=eq20_bytes([update.shared for update in updates], size),
         float32_bytes=4 * size * len(updates),
         sample_rate=charge.sample_rate,
@@ -96,17 +99,24 @@ def _answer(question: QuestionSpec | None, answer: RoundSum | None) -> tuple[lis
 
 
 def _multiplier_release(
-    method: TaskMethod, rules: RoundSection, terms: RoundTerms, store: AggregatorStore, round: int, participants: int
+    method: TaskMethod,
+    rules: RoundSection,
+    wire: WireSpec,
+    terms: RoundTerms,
+    store: AggregatorStore,
+    round: int,
+    participants: int,
 ) -> float | None:
     """Returns the noise multiplier of the aggregate; None without one.
 
     If devices choose their own noise, their reported noise is added up, but at most the standard noise for each device:
-    reports are not verified, and the others' epsilon must not depend on them. If no sum hides an update, each device is
-    promised only the protection of the smallest own noise.
+    reports are not verified, and the others' epsilon must not depend on them. If no sum hides an update, or the codec
+    can remove the others' noise, each device is promised only the protection of the smallest own noise.
     """
     if not participants and rules.has_cohort:  # else a stale update of this round may be in a later sum
         return None
-    charge, alone = method.charge(terms), rules.protects_each_alone
+    charge = method.charge(terms)
+    alone = rules.protects_each_alone or wire.step > codec_of(wire.codec).sums_noise_to
     if method.max_preference is None:
         return charge.noise_multiplier if alone else method.multiplier_release(terms, participants=participants)
     claimed = [min(row.noise_multiplier, charge.noise_multiplier) for row in store.charges(round)]

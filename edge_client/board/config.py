@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from hushfleet.at_need import at_need
 from hushfleet.data import form as forms
-from hushfleet.data.form import SOUND_KEYS, OwnData, SampleForm, form_rules
+from hushfleet.data.form import FOLDERS, SOUND_KEYS, OwnData, SampleForm, form_rules
 from hushfleet.durations import duration_s
 from hushfleet.edge_client.storage.state_files import STORE, TLS_CERTIFICATE, TLS_KEY
 from hushfleet.errors import BadInput, format_value
@@ -216,6 +216,12 @@ class OwnDataSection(Checked):
                 duration_s(self.keep)
             except ValueError as error:
                 raise ValueError(f"keep = {error}") from error
+
+    def check_kind(self, model: ModelSpec) -> None:
+        """Raises `BadInput` if a task's samples are sound and these files are images, or the other way round."""
+        if self.kind in FOLDERS and (self.kind == "sound") != bool(model.form.sample_rate):
+            needed = "sound" if model.form.sample_rate else "folder' of images, or a table, not 'sound"
+            raise BadInput(f"data.kind = {self.kind!r}: the task needs kind '{needed}'")
 
     def here(self, model: ModelSpec) -> ModelSpec:
         """Returns a task's model with the form of samples that this board's files have."""

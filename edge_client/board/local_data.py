@@ -228,9 +228,10 @@ class LocalData:
         return {file: window.holds(at) for file, at in zip(keys, arrived, strict=True)}
 
     def _form(self) -> folder.FileForm:
+        self._section.check_kind(self._model)
         # features are computed segment by segment, so the sound of all clips need not be in memory
         in_files = self._features is not None
-        return file_form(self._section.kind, self._model, one_a_clip=self._one_a_clip, in_files=in_files)
+        return file_form(self._model, one_a_clip=self._one_a_clip, in_files=in_files)
 
     def _none(self) -> Samples:
         model = self._model
@@ -252,15 +253,11 @@ class LocalData:
             _log.warning("data.path = %r: %d samples are used%s%s%s", str(path), use.used, alone, left_out, use.why)
 
 
-def file_form(kind: str, model: ModelSpec, *, one_a_clip: bool, in_files: bool) -> folder.FileForm:
-    """Returns the form of a board's files. Raises `BadInput` if they are of another kind than the task's.
+def file_form(model: ModelSpec, *, one_a_clip: bool, in_files: bool) -> folder.FileForm:
+    """Returns the form of a board's files.
 
-    :param kind: as `OwnDataSection.kind`.
     :param one_a_clip: as in `SoundForm`, like `in_files`.
     """
-    if (kind == "sound") != bool(model.form.sample_rate):
-        needed = "sound" if model.form.sample_rate else "folder' of images, or a table, not 'sound"
-        raise BadInput(f"data.kind = {kind!r}: the task needs kind '{needed}'")
     return {
         "input_shape": model.image_shape,
         "class_names": model.class_names,

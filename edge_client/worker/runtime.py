@@ -41,6 +41,7 @@ class TaskRuntime:
             raise Malformed(f"method {spec.method!r} is defined for classes alone, and the task has other targets")
         if spec.data_window_s and not method.parts.takes_empty:
             raise Malformed(f"method {spec.method!r} takes no device without samples, as a window may leave it")
+        config.data.check_kind(spec.model)
         check_by_content(config.data, spec)
         if spec.data_window_s and not store.ledger.rounds_charged():
             store.arrivals.forget()  # before the first training, each start trusts its own clock

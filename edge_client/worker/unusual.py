@@ -126,6 +126,7 @@ def _read(path: Path, data: OwnDataSection, spec: TaskSpec, reading: Reading = S
     model = data.here(spec.model)
     if data.kind in FOLDERS:
         by_record, in_files = spec.privacy.unit == "record", model.features is not None
-        form = file_form(data.kind, model, one_a_clip=by_record, in_files=in_files)
+        data.check_kind(model)
+        form = file_form(model, one_a_clip=by_record, in_files=in_files)
         return scan_folder(path, lenient=True, **form)[0]
     return load_file(path, model, kind=data.kind, reading=reading)

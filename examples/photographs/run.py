@@ -2,7 +2,6 @@
 
 import base64
 import io
-import sys
 from pathlib import Path
 
 from make_data import make
@@ -30,9 +29,10 @@ def draw(run: hf.Run, path: Path) -> None:
 
 if __name__ == "__main__":
     here = Path(__file__).parent
-    if not (here / "photographs").exists():
-        make(here / "photographs")
-    run = hf.simulate(hf.task(here / "task.toml", dict(each.split("=", 1) for each in sys.argv[1:])))
-    draw(run, run.folder / "photographs.png")
-    print(run.folder / "photographs.png")
-    print(run.report())
+    with hf.script() as changes:
+        if not (here / "photographs").exists():
+            make(here / "photographs")
+        run = hf.simulate(here / "task.toml", changes)
+        draw(run, run.folder / "photographs.png")
+        print(run.folder / "photographs.png")
+        print(run.report())

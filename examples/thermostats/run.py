@@ -58,8 +58,8 @@ if __name__ == "__main__":
     parser.add_argument("--json", type=Path)
     parser.add_argument("changes", nargs="*", metavar="KEY=VALUE")
     given = parser.parse_args()
-    changes = dict(each.split("=", 1) for each in given.changes)
-    runs = [one_year(seed, changes) for seed in range(given.seeds)]
+    with hf.script(given.changes) as changes:
+        runs = [one_year(seed, changes) for seed in range(given.seeds)]
     for number in range(QUARTERS):
         found = {name: [run[number][name] for run in runs] for name in runs[0][number]}
         said = (f"{name} {np.mean(values):.1f} ±{np.std(values):.1f}" for name, values in found.items())

@@ -14,6 +14,7 @@ clip has one second at 16 kHz: a word at a random place, with white and brown no
 from __future__ import annotations
 
 import io
+import shutil
 import subprocess
 import wave
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,8 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.signal import resample_poly
+
+from hushfleet.errors import BadInput
 
 RATE = 16_000  # of a clip, which has one second; espeak-ng speaks at 22,050 Hz
 WORDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go", "marvin", "sheila")
@@ -103,6 +106,18 @@ def make(
         said.append((folder / "public" / f"{number:03d}.wav", str(rng.choice(OTHER_WORDS.split())), speaker))
     with ThreadPoolExecutor() as threads:
         list(threads.map(write, ((*each, [seed, place]) for place, each in enumerate(said))))
+
+
+def make_once(folder: Path, *, boards: int, seed: int) -> None:
+    """Makes the clips if there are none; refuses those of another number of boards."""
+    if not (found := len(list(folder.glob("train/board-*")))):
+        if not shutil.which("espeak-ng"):
+            raise BadInput("the program espeak-ng is missing: apt install espeak-ng")
+        make(folder, boards=boards, seed=seed)
+    elif found != boards:
+        raise BadInput(
+            f"{folder} has the clips of {found} boards, not {boards}; take data.devices={found}, or delete it"
+        )
 
 
 if __name__ == "__main__":

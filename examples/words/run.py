@@ -1,6 +1,5 @@
 """Makes the clips if there are none, trains and prints the report. `python run.py privacy.epsilon=2` changes a key."""
 
-import sys
 from pathlib import Path
 
 import make_data
@@ -9,9 +8,9 @@ import hushfleet as hf
 
 if __name__ == "__main__":
     here = Path(__file__).parent
-    task = hf.task(here / "task.toml", dict(each.split("=", 1) for each in sys.argv[1:]))
-    if not (here / "words").exists():
-        make_data.make(here / "words", boards=task.data.devices, seed=task.seed)
-    run = hf.simulate(task)
-    print(run.devices[["accuracy_own_local", "accuracy_alone_local"]].describe().round(3))
-    print(run.report())
+    with hf.script() as changes:
+        task = hf.task(here / "task.toml", changes)
+        make_data.make_once(here / "words", boards=task.data.devices, seed=task.seed)
+        run = hf.simulate(task)
+        print(run.devices[["accuracy_own_local", "accuracy_alone_local"]].describe().round(3))
+        print(run.report())

@@ -15,6 +15,7 @@ from __future__ import annotations
 import difflib
 import logging
 import os
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from typing import NotRequired, Unpack
 
 _ORDER_SEED = 0
+_DATE = re.compile(r"(19|20)\d\d([-_.]?(0[1-9]|1[0-2])([-_.]?[0-3]\d)?)?")
 _log = logging.getLogger(__name__)
 
 
@@ -104,17 +106,21 @@ def class_places(path: Path) -> tuple[list[Path], list[str]]:
     """Returns the folders that have class folders, and the names of the classes.
 
     It is `path` itself; but if its sub-folders have only folders whose names repeat, it is these, as in
-    DEVICE/CLASS or train/CLASS.
+    DEVICE/CLASS or train/CLASS. A date with files in it is no class: CLASS/2026-11-29 has its classes outside.
     """
     places = [path]
     for _ in range(3):  # links may make it endless
         below = [place / name for place in places for name in _folders(place)]
-        inner = [name for each in below for name in _folders(each)]
-        files = (file for each in below for file in each.iterdir() if file.is_file() and file.name[0] != ".")
-        if len(set(inner)) == len(inner) or any(files):
+        inner = [each / name for each in below for name in _folders(each)]
+        names = {each.name for each in inner}
+        if len(names) == len(inner) or _have_files(below) or (all(map(_DATE.fullmatch, names)) and _have_files(inner)):
             break
         places = below
     return places, sorted({name for place in places for name in _folders(place)})
+
+
+def _have_files(folders: Sequence[Path]) -> bool:
+    return any(file.is_file() and file.name[0] != "." for each in folders for file in each.iterdir())
 
 
 def _folders(path: Path) -> list[str]:

@@ -159,6 +159,18 @@ def test_import_is_light_and_every_name_is_there() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_a_script_ends_with_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with hf.script(["a.b=c=d", "e="]) as changes:
+        assert changes == {"a.b": "c=d", "e": ""}
+    for arguments, said in ((["x"], "error: 'x': give KEY=VALUE"), (["round.rounds=x"], "error: ")):
+        with pytest.raises(SystemExit) as left, hf.script(arguments) as changes:
+            hf.task({"name": "t"}, changes)
+        assert left.value.code == 2
+        assert capsys.readouterr().err.startswith(said)
+    with pytest.raises(ZeroDivisionError), hf.script([]):
+        1 / 0  # noqa: B018 - a fault of the script itself
+
+
 @pytest.mark.parametrize("name", ["data.npz", "notes.txt"])
 def test_a_folder_with_a_users_files_stays_as_it_is(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")

@@ -44,6 +44,23 @@ def test_runs_from_its_script(projects: Path, name: str) -> None:
     assert name == "thermostats" or Path(projects / name / done.stdout.split()[-1]).exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        *((name, "round.rounds=many", "round.rounds = 'many'") for name in (*PROJECTS, "photographs", "words")),
+        *((name, "--rounds", "KEY=VALUE") for name in ("activity", "thermostats")),
+        ("words", "data.devices=30", "has the clips of 2 boards, not 30; take data.devices=2, or delete it"),
+    ],
+)
+def test_what_is_refused_is_a_sentence(tmp_path: Path, name: str, change: str, said: str) -> None:
+    project = tmp_path / name
+    shutil.copytree(EXAMPLES / name, project, ignore=shutil.ignore_patterns("*.npz", "runs", "__pycache__", name))
+    for board in ("board-000", "board-001"):
+        (project / name / "train" / board).mkdir(parents=True)
+    done = subprocess.run([sys.executable, "run.py", change], cwd=project, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, said in done.stderr, "Traceback" in done.stderr) == (2, True, False), done.stderr
+
+
 @pytest.mark.parametrize("name", [name for name in PROJECTS if name != "own-cnn"])
 def test_the_data_follow_the_number_of_devices(projects: Path, name: str) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -104,6 +104,16 @@ def test_they_are_columns_of_rounds_and_devices(tmp_path: Path) -> None:
         simulate(tmp_path / "b", {"model.metrics": ["python:other"], "name": "x"})
 
 
+def test_each_seed_has_them(tmp_path: Path) -> None:
+    first = simulate(tmp_path / "a", metrics={"mine": balanced_accuracy}, seeds=2, report=False)
+    second = hf.open_run(tmp_path / "a" / "seeds" / str(first.seeds.index[1]))
+    for run in (first, second):
+        row = first.seeds.loc[run.result.seed]
+        assert row.mine_own_local == pytest.approx(run.devices.mine_own_local.mean())
+        assert row.mine_global == run.rounds.mine_global.iloc[-1]
+    assert Result.load(first.folder / "result.json") == first.result
+
+
 def _params(run: hf.Run, which: str = "global") -> np.ndarray:
     return np.concatenate([tensor.numpy().ravel() for tensor in run.model(which).values()])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
@@ -53,7 +54,9 @@ class Codec:
     :param needs_noise: why an update without noise is refused; empty: it is accepted.
     :param carries_error: whether a device keeps the codec's error and adds it to its next update (error feedback: Seide
         et al., Interspeech 2014), so that errors do not add up over rounds. They are errors of noised values, so this
-        is post-processing.
+        is post-processing of the device's own noise.
+    :param sums_noise_to: the largest `wire.step` at which the noise of all devices in a sum hides each of them; inf: at
+        any, 0: at none. A coarser code of each device's values can remove the others' noise.
     :param keeps_norm: whether the norm of the decoded values carries information about the norm of the values.
     :param float_error: the relative and the absolute rounding error of a value, for floats; None for other codecs.
     """
@@ -69,6 +72,7 @@ class Codec:
     uses_wire_step: bool = False
     needs_noise: str = ""
     carries_error: bool = False
+    sums_noise_to: float = math.inf
     keeps_norm: bool = True
     float_error: tuple[float, float] | None = None
 

@@ -2,10 +2,10 @@
 
 A value is a small signal in Gaussian noise of standard deviation s. So its sign alone, as +-s sqrt(pi / 2), has the
 value's mean (unit gain, to first order in signal over noise) at pi / 2 = 1.571 times the noise's variance; this costs
-1.96 dB of signal-to-noise ratio. Privacy does not change, because the signs are signs of noised values. The device adds
-the error of the signs to its next update (`Codec.carries_error`), also if the signal is not small compared with the
-noise: over many rounds the sums equal the sums of the noised values. Without noise the codec has no meaning and is
-refused.
+1.96 dB of signal-to-noise ratio. What a device releases is as private, because the signs are signs of noised values;
+other devices' noise may hide nothing in a sum of signs (`Codec.sums_noise_to`). The device adds the error of the signs
+to its next update (`Codec.carries_error`), also if the signal is not small compared with the noise: over many rounds
+the sums equal the sums of the noised values. Without noise the codec has no meaning and is refused.
 """
 
 from __future__ import annotations
@@ -68,5 +68,6 @@ ONE_BIT = Codec(
     bits=1.0,
     needs_noise="sends signs of noised values",
     carries_error=True,
+    sums_noise_to=0.0,
     keeps_norm=False,
 )

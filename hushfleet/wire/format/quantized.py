@@ -168,4 +168,5 @@ QUANTIZED = Codec(
     step_of=lambda step, noise_std: step * noise_std,
     added_variance=lambda step, noise_std: step**2 / 12,
     uses_wire_step=True,
+    sums_noise_to=1.0,
 )

@@ -23,6 +23,7 @@ from hushfleet.aggregator.report.sweeps import seed_table
 from hushfleet.aggregator.results.gains import Gain
 from hushfleet.aggregator.results.result import Rerun, Result, SeedPoint
 from hushfleet.errors import BadInput
+from hushfleet.simulator.runs import Comparison
 from support.report_samples import rows_of, sample
 
 RUNS = {
@@ -115,6 +116,15 @@ def test_seeds_of_one_configuration_are_one_column_beside_another() -> None:
     assert [each["runs"] for each in found] == [["two-0", "two-1"], ["four-0", "four-1"]]
     assert found[1]["common_test"]["federated"] == pytest.approx(0.82)
     assert found[1]["common_test"]["standard_error"] == pytest.approx(0.02)
+
+
+def test_a_latex_table_has_no_sign_that_latex_lacks() -> None:
+    """Letters it has."""
+    made, ascii = Comparison({"a_ü": seeded(0, 0.3), "b": seeded(0, 0.6, epsilon=4.0)}), set(map(chr, range(128)))
+    assert set(made.frame.to_string()) - ascii == {"ü", "\N{NO-BREAK SPACE}", "\N{MINUS SIGN}", "±"}
+    assert set(made.to_latex()) - ascii == {"ü"}
+    for sign in (r"a\_ü", r"~\%", r"$\pm$", "$-$"):
+        assert sign in made.to_latex()
 
 
 def test_the_keys_in_which_tasks_differ_are_rows_of_their_own() -> None:

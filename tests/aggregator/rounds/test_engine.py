@@ -360,6 +360,20 @@ def test_raw_values_cost_infinity_beside_what_the_noise_costs(make_fleet: MakeFl
         assert row.noised_release == pytest.approx(epsilon([Step(2.0, 1.0, 1)], delta=0.01))
 
 
+@pytest.mark.parametrize(
+    ("wire", "adds_up"),
+    [({}, True), ({"codec": "float32", "step": 2.0}, True), ({"step": 1.5}, False), ({"codec": "one-bit"}, False)],
+)
+def test_a_coarse_code_hides_a_device_by_its_own_noise_alone(
+    make_fleet: MakeFleet, wire: dict[str, Any], adds_up: bool
+) -> None:
+    """One bit a value also carries the noise of a round into later ones, by its residual."""
+    fleet = make_fleet(method="dp-fedavg", accounting="strict", wire=wire)
+    assert fleet.run_round().multiplier_release == pytest.approx(2 * math.sqrt(3) if adds_up else 2.0)
+    for row in spent(fleet):
+        assert (row.epsilon_release < row.epsilon_server) == adds_up
+
+
 def test_privacy_of_each_device_against_both_adversaries(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(method="dp-fedavg")
     fleet.run_round()

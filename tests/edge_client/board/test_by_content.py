@@ -66,16 +66,26 @@ def test_the_task_may_say_it_for_all_boards(package: Package, tmp_path: Path) ->
     assert TaskSpec.from_bytes(spec.to_bytes()) == spec
 
 
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("folder", "data.max_mib = 9: one large file would decide"),
+        ("sound", "data.kind = 'sound': the task needs kind 'folder' of images, or a table, not 'sound'"),
+    ],
+)
 def test_a_board_declines_and_says_why(
     make_bench: Callable[..., Bench],  # noqa: F811
     package: Package,  # noqa: F811
     config: DeviceConfig,  # noqa: F811
     tmp_path: Path,
+    kind: Any,
+    why: str,
 ) -> None:
-    data = OwnDataSection("folder", str(tmp_path / "images"), max_mib=9)
+    """By its settings alone, which are no private data, and before anything is charged."""
+    data = OwnDataSection(kind, str(tmp_path / "images"), max_mib=9)
     bench = make_bench(package.with_spec(privacy=RECORD), replace(config, data=data))
     bench.server.open_round(1)
     bench.until(lambda: bool(bench.server.declines))
     [decline] = bench.server.declines
-    assert (decline.code, "data.max_mib = 9: one large file would decide" in decline.reason) == ("error", True)
+    assert (decline.code, why in decline.reason) == ("error", True)
     assert bench.store.ledger.entries() == []

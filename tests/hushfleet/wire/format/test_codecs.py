@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 from hushfleet.errors import Malformed, PrivacyError
 from hushfleet.wire.format.codec import Codec, Coding
@@ -41,3 +42,49 @@ def test_masked_values_are_not_coded_here() -> None:
     assert (*(codec.name for codec in codecs()), "masked") == NAMES
     with pytest.raises(Malformed, match="secure aggregation"):
         codec_of("masked").decode(b"", Coding([0], [], bytes(16)), None)
+
+
+def codes(codec: str, step: float, mean: float) -> np.ndarray:
+    """How probable each code of a value in noise of deviation 1 is; codes of neighbouring values are neighbours."""
+    borders = [0.0] if codec == "one-bit" else step * (np.arange(-20, 20) + 0.5)
+    return np.diff(norm.cdf(np.array([-np.inf, *borders, np.inf]) - mean))
+
+
+def excess(codec: str, step: float, *, others: list[float], shift: float, mean: float) -> float:
+    """By how much readers of a sum of codes tell two values of one device apart, over what the sum of all noise allows.
+
+    Both are the largest probability that an epsilon fails, where it is 1e-9 or more.
+    """
+    rest = np.ones(1)
+    for each in others:
+        rest = np.convolve(rest, codes(codec, step, each))
+    without, with_it = (np.convolve(rest, codes(codec, step, each)) for each in (mean, mean + shift))
+    mu, worst = shift / (len(others) + 1) ** 0.5, 0.0
+    for epsilon in np.linspace(0, 6 * mu + mu * mu, 25):
+        allowed = norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+        for p, q in ((without, with_it), (with_it, without)):
+            if allowed > 1e-9:
+                worst = max(worst, np.maximum(p - np.exp(epsilon) * q, 0).sum() / allowed)
+    return worst
+
+
+@pytest.mark.parametrize(
+    ("codec", "step"), [("quantized", 0.5), ("quantized", 1.0), ("quantized", 3.0), ("one-bit", 1.0)]
+)
+def test_all_noise_of_a_sum_hides_a_device_only_where_the_code_is_fine(codec: str, step: float) -> None:
+    """The other devices' values are the worst for it: in the middle of a step, or all of one sign."""
+    worst = max(
+        excess(
+            codec, step, others=[place * (shift if codec == "one-bit" else step)] * (count - 1), shift=shift, mean=mean
+        )
+        for shift in (0.1, 0.5, 1.0, 4.0)
+        for count in (2, 3, 8)
+        for place in (0.0, 0.5, 1.0)
+        for mean in (0.0, 0.5 * step)
+    )
+    assert (worst <= 1) == (step <= codec_of(codec).sums_noise_to)
+    assert worst <= 1 or worst > 10
+
+
+def test_floats_are_finer_than_any_noise() -> None:
+    assert [codec.name for codec in codecs() if codec.sums_noise_to == np.inf] == ["float16", "float32"]
