@@ -80,6 +80,11 @@ def _stretch(place: Finished) -> float:
     return max(found)
 
 
+def _round(place: Finished, one: KeptCell) -> int:
+    """Returns the round whose accuracy the table shows, from 1."""
+    return one.round_of(place.cell) or one.rounds
+
+
 def _mean_of(metric: Metric) -> Callable[[Finished], float]:
     """Makes a field of another accuracy than the table's: after the last round if the table shows the best one."""
     return lambda place: fmean(place.accuracies(metric, "last" if place.cell.recipe.window == "best" else None))
@@ -95,14 +100,18 @@ FIELDS: dict[str, tuple[str, Callable[[Finished], float]]] = {
     "least_server": ("{:.4g}", lambda place: min(one.epsilon_server for one in place.kept)),
     "server": ("{:.4g}", lambda place: max(one.epsilon_server for one in place.kept)),
     "release": ("{:.4g}", lambda place: max(one.epsilon_release for one in place.kept)),
+    "median": ("{:.4g}", lambda place: max(one.epsilon_server_median or 0.0 for one in place.kept)),
+    "spent": ("{:.1f}", lambda place: max(one.by_round["median"][_round(place, one) - 1] for one in place.kept)),
+    "stop": ("{:.0f}", lambda place: max(_round(place, one) for one in place.kept)),
     "multiplier": ("{:.4g}", lambda place: place.kept[0].noise_multiplier),
     "stretch": ("{:,.0f}", _stretch),
     "noise": ("{:.1f}", lambda place: place.kept[0].noise(place.cell)),
     **{metric.removeprefix("accuracy_"): ("{:.1f}", _mean_of(metric)) for metric in get_args(Metric)},
 }
 """The fields that prose may name: format and function. `server` and `release` are epsilons of the noised values;
-`noise` is `KeptCell.noise`; `stretch` is DP-FedSim's largest T_s / b; `own_common` and similar names are the other
-accuracies."""
+`median` is of the median device, `spent` too, until the round that the table shows, which is `stop` where a reading
+stops at a budget; all three are the most over seeds. `noise` is `KeptCell.noise`; `stretch` is DP-FedSim's largest
+T_s / b; `own_common` and similar names are the other accuracies."""
 
 
 class Evidence:

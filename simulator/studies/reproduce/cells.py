@@ -22,7 +22,7 @@ from hushfleet.simulator.studies.reproduce.recipe import (
     LAST_ROUNDS,
     Axis,
     Metric,
-    Reading,
+    PaperReading,
     Recipe,
     RowGroup,
     Special,
@@ -55,7 +55,7 @@ class Cell:
     group: RowGroup
     row: TableRow
     column: TableColumn | None
-    reading: Reading | None
+    reading: PaperReading | None
     seed: int
     quick: bool
 
@@ -87,7 +87,7 @@ class Cell:
 
     @property
     def stop_epsilon(self) -> float | None:
-        """The budget of the median device that ends the run for the table; see `Reading`."""
+        """The budget of the median device that ends the run for the table; see `PaperReading`."""
         return self.reading.stop_epsilon if self.reading else None
 
     @property
@@ -212,7 +212,7 @@ def cells_of(
     groups = _chosen("--dataset", recipe.groups, datasets)
     rows = _chosen("--method", recipe.rows, methods)
     wanted = _chosen("--column", recipe.columns, columns)
-    meant: Sequence[Reading | None] = _chosen("--reading", recipe.readings, readings) or [None]
+    meant: Sequence[PaperReading | None] = _chosen("--reading", recipe.readings, readings) or [None]
 
     def columns_of(group: RowGroup, row: TableRow) -> Sequence[TableColumn | None]:
         own = [column for column in recipe.columns_of(group) if column in wanted]

@@ -73,7 +73,7 @@ class Axis(Change, frozen=True, kw_only=True):
     open: str = ""
 
 
-class Reading(Axis, frozen=True, kw_only=True):
+class PaperReading(Axis, frozen=True, kw_only=True):
     """A possible meaning of what the paper does not say.
 
     :param stop_epsilon: the number is that of the last round in which the median device's epsilon against the server is
@@ -182,7 +182,7 @@ class Recipe(_Table, frozen=True, kw_only=True, rename=_SINGULAR):
     groups: tuple[RowGroup, ...] = ()
     rows: tuple[TableRow, ...] = ()
     columns: tuple[TableColumn, ...] = ()
-    readings: tuple[Reading, ...] = ()
+    readings: tuple[PaperReading, ...] = ()
     specials: tuple[Special, ...] = ()
     judged_as: Annotated[str, Meta(pattern=r"^([a-z0-9-]+/[a-z0-9.-]+)?$")] = ""
     first: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ import pandas as pd
 
 from hushfleet.plain_json import to_json
 from hushfleet.simulator.studies.reproduce.cells import Cell
-from hushfleet.simulator.studies.reproduce.kept import Kept, View
+from hushfleet.simulator.studies.reproduce.kept import Kept, KeptCell, View
 from hushfleet.simulator.studies.reproduce.recipe import WINDOWS, Axis, Recipe, RowGroup, TableColumn
 
 NOT_RUN = "not run yet"
@@ -188,7 +188,7 @@ def _runs(cell: Cell, columns: Sequence[TableColumn], progress: CellProgress) ->
             "paper_epsilon": None if cell.row.same_in_all_columns else column.paper_epsilon,
             "seed": cell.seed if one else None,
             "stale": one is not None and one.digest != cell.digest,
-            "digest": cell.digest if one else None,
+            "run": _run(cell, one) if one else None,
             "value": None if value is None else 100 * value,
             **{view: one.epsilon(view, cell) if one else None for view in get_args(View)},
             "private": one is not None and one.noise_multiplier > 0,
@@ -197,6 +197,12 @@ def _runs(cell: Cell, columns: Sequence[TableColumn], progress: CellProgress) ->
             "outside": bool(cell.row.outside),
             "open": "" if one else progress.why_open(cell),
         }
+
+
+def _run(cell: Cell, kept: KeptCell) -> str:
+    """Returns what tells the runs of a table apart: one that stops at a budget is another one."""
+    stop = kept.stop(cell)
+    return cell.digest if stop is None else f"{cell.digest} until {stop}"
 
 
 def _first(values: pd.Series) -> Any:
@@ -214,7 +220,7 @@ _COMBINED: dict[str, tuple[str, Any]] = {
     "spread": ("value", "std"),
     "values": ("value", lambda values: tuple(values.dropna())),
     "seeds": ("seed", lambda seeds: tuple(int(seed) for seed in seeds.dropna())),
-    "runs": ("digest", lambda digests: tuple(digests.dropna())),
+    "runs": ("run", lambda runs: tuple(runs.dropna())),
     "stale": ("stale", "sum"),
     "asked": ("seed", "size"),
     **{f"noised_{view}": (view, "max") for view in ("server", "release")},

@@ -195,7 +195,7 @@ def test_a_reading_stops_after_the_last_round_within_the_budget_of_the_median_de
     assert kept.epsilon("median", cell) == kept.epsilon_server_median == pytest.approx(spent[-1], rel=1e-5)
     assert first.epsilon_server_median == pytest.approx(spent[0], rel=1e-5)
     for budget in (0.9 * spent[0], spent[0], (spent[1] + spent[2]) / 2, 2 * spent[2]):
-        stopped = replace(cell, reading=recipes.Reading(id="stopped", title="stopped", stop_epsilon=budget))
+        stopped = replace(cell, reading=recipes.PaperReading(id="stopped", title="stopped", stop_epsilon=budget))
         last = max((round for round in (1, 2, 3) if spent[round - 1] <= budget), default=0)
         assert kept.value_of(stopped) == (reached[last - 1] if last else None)
         if last:
