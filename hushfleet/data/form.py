@@ -23,9 +23,9 @@ OwnData = Literal["folder", "arrays", "csv", "sound"]
 """The kinds of data of a board."""
 TABLES = ("csv", "table")
 FOLDERS = ("folder", "sound")
+"""The kinds of data that are a folder of files for each class."""
 NORMAL = "normal"
 """The class folder of samples without a fault."""
-"""The kinds of data that are a folder of files for each class."""
 OWN_DATA = (*get_args(OwnData), "table")
 """The kinds of data that come from the user; `table` is `csv` under a name that fits Parquet files too."""
 PUBLIC_DATA = ("digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn")
