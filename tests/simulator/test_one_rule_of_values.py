@@ -18,7 +18,7 @@ from hushfleet.data.samples import LabelledSamples, Samples, inputs_of
 from hushfleet.data.sets import load
 from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.edge_client.board.local_data import LocalData
-from hushfleet.edge_client.worker.predict import _read as read_sample
+from hushfleet.edge_client.worker.predict import read_sample
 from hushfleet.errors import BadInput
 
 COUNT, NAMES = 40, tuple(str(digit) for digit in range(10))
