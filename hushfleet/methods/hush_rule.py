@@ -20,14 +20,13 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Any
 
 from hushfleet.array_api import np
 from hushfleet.methods.method import Steps
 
 ROUNDS = 20
 WAY, WAY_OF_CLASSES, LONGEST_WAY = 1.5, 2.25, 180.0
-"""T C per unit of r, also for directions that tell public classes apart (chosen with spoken words); its maximum."""
+"""T C per unit of r; with directions that tell public classes apart, as chosen with spoken words; and its maximum."""
 DIRECTIONS, LEAST_DIRECTIONS = 2.5, 32
 """The number of principal components per unit of r, and its minimum."""
 PUBLIC_DIRECTIONS, LEAST_PUBLIC_DIRECTIONS = 2 / 3, 16
@@ -51,9 +50,18 @@ def signal(*, devices: float, epsilon: float, delta: float) -> float:
     return devices / noise_multiplier_for(epsilon=epsilon, delta=delta, steps=1)
 
 
-def rule(*, devices: float, epsilon: float, delta: float, **given: Any) -> Steps:
+def rule(
+    *,
+    devices: float,
+    epsilon: float,
+    delta: float,
+    rounds: int = ROUNDS,
+    public: bool = False,
+    classes: bool = False,
+) -> Steps:
     """Returns rounds, clip norm and number of components; parameters as in `signal` and `steps_at`."""
-    return steps_at(signal(devices=devices, epsilon=epsilon, delta=delta), **given)
+    r = signal(devices=devices, epsilon=epsilon, delta=delta)
+    return steps_at(r, rounds=rounds, public=public, classes=classes)
 
 
 def steps_at(r: float, *, rounds: int = ROUNDS, public: bool = False, classes: bool = False) -> Steps:
