@@ -23,6 +23,7 @@ from hushfleet.models.export import export_graphs
 from hushfleet.objectives import Objective
 from hushfleet.wire.format.spec import BlobRef
 from support.edge import DEVICE, Bench, Package
+from support.moments import errors_by, errors_left_out
 
 CHANNELS, STEPS, WINDOWS = 2, 3, 20
 SHAPE = (CHANNELS, 1, STEPS)
@@ -137,11 +138,16 @@ def test_by_second_moments_a_window_is_unusual_by_its_distance_from_the_own_mean
     bench.until(lambda: bench.store.global_digest == final)
     assert main(["predict", str(device_toml(tmp_path)), str(tmp_path / "later.csv"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    errors = (apart - apart.mean()) ** 2
-    chosen = Threshold.fitted(errors * (WINDOWS / (WINDOWS - 1)) ** 2, 0.2)
+
+    def rests(apart: np.ndarray) -> np.ndarray:  # windows of one distance: all of it is in the first frequency
+        found = np.zeros((len(apart), STEPS, CHANNELS))
+        found[:, 0] = np.sqrt(STEPS) * np.outer(apart, [1, -1])
+        return found
+
+    chosen = Threshold.fitted(errors_left_out(rests(apart)), 0.2)
     assert told["threshold"] == pytest.approx(chosen._asdict(), rel=1e-3)
     assert [each["score"] * chosen.error for each in told["samples"]] == pytest.approx(
-        [(3 - apart.mean()) ** 2, apart.mean() ** 2], rel=1e-3
+        errors_by(rests(apart), rests(np.array([3.0, 0.0]))), rel=1e-3
     )
     assert [each["unusual"] for each in told["samples"]] == [False, True]
 
