@@ -65,7 +65,8 @@ class OwnReconstruction:
         if self._last is None or self._last[0] is not params:
             self._last = params, _Variation.of(self._rests(params, self._own.x))
         error = self._last[1](self._rests(params, x)).transpose(1, 2, 0) @ self._basis
-        return x.reshape(len(x), -1) - error.reshape(len(x), -1)
+        found: np.ndarray = x.reshape(len(x), -1) - error.reshape(len(x), -1)
+        return found
 
     def errors_of_own(self, params: np.ndarray) -> np.ndarray:
         """Returns the error of each own sample by the samples of other records, float64 `[n]`: leaving out one record
@@ -81,7 +82,8 @@ class OwnReconstruction:
         """Returns what is left of each sample, float64 `[frequency, n, series]`."""
         centred = x - self._centre
         rest = centred.reshape(len(x), -1).astype(np.float64) - self._logits_of(params, centred)
-        return (rest.reshape(len(x), self._series, -1) @ self._basis.T).transpose(2, 0, 1)
+        found: np.ndarray = (rest.reshape(len(x), self._series, -1) @ self._basis.T).transpose(2, 0, 1)
+        return found
 
 
 def cosines(steps: int) -> np.ndarray:
@@ -89,4 +91,5 @@ def cosines(steps: int) -> np.ndarray:
     places = np.arange(steps)
     basis = np.cos(np.pi / steps * (places + 0.5) * places[:, None]) * math.sqrt(2 / steps)
     basis[0] /= math.sqrt(2)
-    return basis.astype(np.float32)
+    found: np.ndarray = basis.astype(np.float32)
+    return found
