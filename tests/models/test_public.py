@@ -56,13 +56,16 @@ def test_directions_of_classes_are_the_discriminants(classes: int, values: int, 
     means = np.stack([u[y == label].mean(0) for label in y])
     between, within = ((each.T @ each) for each in (means - u.mean(0), u - means))
     ridge = 0.2 * np.square(u - u.mean(0)).sum() / values * np.eye(values)
-    shares, kept = scipy.linalg.eigh(between, within + ridge, eigvals_only=True)[::-1], min(classes - 1, values)
+    shares = scipy.linalg.eigh(between, within + ridge, eigvals_only=True)[::-1]
     made = PublicDirections.of(u, 10 * y)
+    kept = len(made.axes)
+    np.testing.assert_allclose(shares[kept:], 0, atol=1e-8)
     assert made.within is not None
     axes = made.axes @ (made.within.matrix * made.within.scale.astype(np.float64)).T
     np.testing.assert_allclose(np.linalg.norm(made.own(u)[:, :-1], axis=1), 1, atol=1e-5)
-    np.testing.assert_allclose(axes @ (within + ridge) @ axes.T, np.eye(kept), atol=0.05)
-    np.testing.assert_allclose(axes @ between @ axes.T, np.diag(shares[:kept]), atol=0.05)
+    np.testing.assert_allclose(axes @ (within + ridge) @ axes.T, np.eye(kept), atol=0.03)
+    rounding = 0.03 * max(1, shares[0])  # to bytes, of each column
+    np.testing.assert_allclose(axes @ between @ axes.T, np.diag(shares[:kept]), atol=rounding)
     alike = PublicDirections.of(u, np.full(len(y), 7))
     np.testing.assert_array_equal(alike.axes, PublicDirections.of(u).axes)
 
