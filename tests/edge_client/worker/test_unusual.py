@@ -15,6 +15,9 @@ from hushfleet.data.targets import Targets
 from hushfleet.edge_client.__main__ import main
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.edge_client.board.local_data import LocalData
+from hushfleet.edge_client.worker.personalized_model import personalized_model
+from hushfleet.edge_client.worker.predict import graphs_of
+from hushfleet.edge_client.worker.unusual import Judge
 from hushfleet.errors import BadInput
 from hushfleet.learning.anomaly import Threshold
 from hushfleet.methods.second_moments import GAIN
@@ -117,6 +120,10 @@ def test_a_board_says_how_unusual_a_window_is(
     assert "0.04, by 4 samples of this board; of normal ones at most 20 % lie above it while they vary" in said
     assert main(["status", str(path)]) == 0
     assert "right on 3 of 4 held-out samples" in capsys.readouterr().out  # window 2 is called unusual without a label
+    own, data = personalized_model(bench.store), replace(data, held_out=str(tmp_path / "known.csv"))
+    other = own._replace(params=0 * own.params, shared=own.params)
+    judge = Judge(other, data, graphs_of(bench.store, own.spec))
+    assert judge.alarms_right()[::3] == (2, 3), "each model has a threshold of its own"
 
 
 def test_by_second_moments_a_window_is_unusual_by_its_distance_from_the_own_mean(
