@@ -286,6 +286,14 @@ def test_class_means_are_the_last_head_where_own_images_favour_them(monkeypatch:
     assert np.mean(gained) > 0.02
 
 
+def test_class_means_with_fewer_right_are_no_last_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = images(24, noise=0.6, seed=20)  # 12 of unseen images are right and not 14, at a log loss of 35 and not 41
+    samples = FeatureSamples(x[:, :, None, None], y)
+    found = local_only_head_of(samples, CLASSES)
+    monkeypatch.setattr(personalized_head, "CLEARLY", math.inf)
+    np.testing.assert_array_equal(found, local_only_head_of(samples, CLASSES))
+
+
 def test_the_head_alone_has_no_part_of_a_clip_in_two_folds() -> None:
     """Else softmax regression, which then remembers each clip, is not given up for the class means."""
     x, y = heard(24, 0)
