@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 _ORDER_SEED = 0
 _DATE = re.compile(r"(19|20)\d\d([-_.]?(0[1-9]|1[0-2])([-_.]?[0-3]\d)?)?")
+_PART = re.compile(rf"{_DATE.pattern}|0[1-9]|[12]\d|3[01]")  # within a year or a month
 _log = logging.getLogger(__name__)
 
 
@@ -106,17 +107,24 @@ def class_places(path: Path) -> tuple[list[Path], list[str]]:
     """Returns the folders that have class folders, and the names of the classes.
 
     It is `path` itself; but if its sub-folders have only folders whose names repeat, it is these, as in
-    DEVICE/CLASS or train/CLASS. A date with files in it is no class: CLASS/2026-11-29 has its classes outside.
+    DEVICE/CLASS or train/CLASS. A date with files in it is no class: CLASS/2026-11-29 and CLASS/2026/11/29 have their
+    classes outside.
     """
     places = [path]
-    for _ in range(3):  # links may make it endless
+    for _ in range(5):  # links may make it endless; DEVICE/2026/11/29/CLASS needs them
         below = [place / name for place in places for name in _folders(place)]
         inner = [each / name for each in below for name in _folders(each)]
         names = {each.name for each in inner}
-        if len(names) == len(inner) or _have_files(below) or (all(map(_DATE.fullmatch, names)) and _have_files(inner)):
+        if len(names) == len(inner) or _have_files(below) or all(map(_is_date, inner)):
             break
         places = below
     return places, sorted({name for place in places for name in _folders(place)})
+
+
+def _is_date(folder: Path, name: re.Pattern[str] = _DATE) -> bool:
+    """Returns whether the name is a date, and all files are in this folder, or in those of its months or days."""
+    is_last = _have_files([folder])
+    return bool(name.fullmatch(folder.name)) and (is_last or all(_is_date(folder / n, _PART) for n in _folders(folder)))
 
 
 def _have_files(folders: Sequence[Path]) -> bool:
