@@ -29,7 +29,7 @@ from hushfleet.data.held_out import WITHOUT_TEST
 from hushfleet.data.images import read_image, stacked, unit_pixels
 from hushfleet.data.partition import stratified_choice
 from hushfleet.data.samples import DataSet, Samples
-from hushfleet.data.sound import SoundForm
+from hushfleet.data.sound import Segments, SoundForm
 from hushfleet.data.targets import CLASSES, Targets
 from hushfleet.data.walk import check_name, files_below, named
 from hushfleet.errors import BadInput
@@ -167,7 +167,7 @@ def joined(parts: Sequence[Samples]) -> Samples:
         before += len(each.records[0])
     return replace(
         parts[0],
-        images=np.concatenate(same),
+        images=images[0].joined(images[1:]) if isinstance(images[0], Segments) else np.concatenate(same),
         labels=np.concatenate([each.labels for each in parts]),
         clips=None if parts[0].clips is None else np.concatenate(clips),
     )

@@ -18,7 +18,7 @@ from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.payloads.prepare import PreparedTask, prepare
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.data.folder import load_folder_set
-from hushfleet.data.sound import SoundForm, read_clip, write_clip
+from hushfleet.data.sound import Segments, SoundForm, read_clip, write_clip
 from hushfleet.edge_client.__main__ import main
 from hushfleet.edge_client.board.config import OwnDataSection, load_config
 from hushfleet.edge_client.listen.model_in_use import ModelInUse
@@ -94,6 +94,7 @@ def test_a_folder_of_normal_sound_has_a_class_for_what_is_none(clips: Path) -> N
     dataset = prepared.dataset
     assert dataset is not None
     assert (dataset.class_names, dataset.input_shape) == (("fault",), (1, 1, FRAMES))
+    assert isinstance(dataset.train.images, Segments), "Speech Commands would take 3 GiB"
     assert prepared.spec.model.input_shape == (1, 20, 4)
     assert prepared.model.layout.size == 4 * 20**2
     labels = dataset.test.labels[dataset.test.records[0]]
