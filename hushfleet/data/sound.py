@@ -131,7 +131,8 @@ def read_clip(path: Path, sample_rate: int) -> Pcm:
     except MemoryError:
         raise
     except Exception as error:  # broken files fail in many ways: EOFError, struct.error, LibsndfileError, ...
-        cause = BadInput("it ends within its head") if isinstance(error, EOFError) else error
+        known = {EOFError: "it ends within its head", FileNotFoundError: "there is no such file"}
+        cause = BadInput(known[type(error)]) if type(error) in known else error
         kind = "" if isinstance(cause, BadInput) else f"{type(cause).__name__}: "
         raise BadInput(f"{path} cannot be read as sound: {kind}{cause}") from cause
 

@@ -165,6 +165,7 @@ def broken(path: Path, kind: str) -> Path:
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
+        ("missing", "as sound: there is no such file$"),
         ("empty", "it ends within its head"),
         ("text", "Format not recognised"),
         ("cut", "it ends before its 100 frames: it was cut off"),
