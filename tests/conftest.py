@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import hypothesis
 import numpy as np
@@ -21,13 +22,16 @@ from support.tools import closing_line, need
 
 # How long an example takes says how busy the machine is, and no test is about that. `.ci/run` draws the same examples
 # each time, so that a change is refused for its own faults; `make test` searches on.
+_SAME_DRAWS = "HUSHFLEET_SAME_DRAWS" in os.environ
 hypothesis.settings.register_profile(
     "any machine",
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
-    derandomize="HUSHFLEET_SAME_DRAWS" in os.environ,
+    derandomize=_SAME_DRAWS,
 )
 hypothesis.settings.load_profile("any machine")
+if _SAME_DRAWS:  # draws contain constants of the modules that are loaded: those depend on which tests ran before
+    patch("hypothesis.internal.conjecture.providers.is_local_module_file", return_value=False).start()
 # Other versions of packages and of Python are seen by a few examples; the search is that of `make test`.
 hypothesis.settings.register_profile("few", hypothesis.settings.get_profile("any machine"), max_examples=10)
 

@@ -36,7 +36,7 @@ EXTREMES: tuple[Any, ...] = (
 """Values of every type, at and beyond what any key takes."""
 _ACCEPTS = re.compile(
     "must|expected|save|come|need|take|give|leave|known are|write|set |has no|at most|only|there are|cannot|below|"
-    "boards are|use |has samples"
+    "boards are|use |has samples|did you mean"
 )
 """Words that tell what would be right."""
 
