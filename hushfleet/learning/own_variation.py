@@ -23,7 +23,7 @@ from hushfleet.learning.evaluation import LogitsOf
 from hushfleet.params import ParamLayout
 
 _FOLDS = 20
-_LEAST = 1e-30  # mean variance: of constant samples it is 0
+_LEAST = 1e-30  # mean square: of constant samples it is 0
 
 
 class _Variation(NamedTuple):
@@ -39,9 +39,9 @@ class _Variation(NamedTuple):
         """:param rests: `[frequency, n, series]`."""
         mean = rests.mean(1, keepdims=True)
         own = rests - mean
-        moments = own.swapaxes(1, 2) @ own / max(1, own.shape[1] - 1)
-        variance = max(_LEAST, float(np.trace(moments, axis1=1, axis2=2).mean()) / rests.shape[2])
-        whole = np.eye(rests.shape[2]) + moments / variance
+        moments = own.swapaxes(1, 2) @ own
+        size = max(_LEAST, float(np.trace(moments, axis1=1, axis2=2).mean()) / rests.shape[2])
+        whole = np.eye(rests.shape[2]) + moments / size
         return cls(mean, np.linalg.inv(np.linalg.cholesky(whole)))
 
     def __call__(self, rests: np.ndarray) -> np.ndarray:
