@@ -427,6 +427,8 @@ class Year:
         rhythm = self.server.coordinator.rounds.rhythm
         if self.engine.plan is None and not rhythm.is_due():
             return False
+        if self.engine.finished and day % self.every_days:  # boards hear nothing new, which one night of several shows
+            return False
         self.server.link.open()  # if the broker died in the night before
         there = [self.cards[name] for name in self.names if self.takes_part(name)]
         for card in there:
