@@ -275,6 +275,7 @@ class Year:
 
 def featured(store: DeviceStore, own: PersonalizedModel, x: np.ndarray, y: np.ndarray) -> tuple[Any, LabelledSamples]:
     graph, features = graphs_of(store, own.spec)
+    features._cache = store.path.parents[2] / "features"  # the many images that no board has are shown again and again
     model = own.spec.model
     return graph, inputs_of(Samples(x, y, model.mean, model.std, model.targets), features)
 
