@@ -23,10 +23,10 @@ from support.tools import closing_line, need
 
 # Each commit of a store waits for a disk, and none where files lie in memory.
 _MEMORY = Path("/dev/shm")
-if _MEMORY.is_dir() and (_room := os.statvfs(_MEMORY)).f_bavail * _room.f_frsize > 8 << 30:
-    if not _room.f_flag & os.ST_NOEXEC:
-        os.environ.setdefault("TMPDIR", str(_MEMORY))  # of children, too
-        tempfile.tempdir = None
+_room = os.statvfs(_MEMORY if _MEMORY.is_dir() else "/")
+if _MEMORY.is_dir() and _room.f_bavail * _room.f_frsize > 8 << 30 and not _room.f_flag & os.ST_NOEXEC:
+    os.environ.setdefault("TMPDIR", str(_MEMORY))  # of children, too
+    tempfile.tempdir = None
 
 # How long an example takes says how busy the machine is, and no test is about that. `.ci/run` draws the same examples
 # each time, so that a change is refused for its own faults; `make test` searches on.

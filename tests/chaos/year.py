@@ -255,6 +255,8 @@ class Card:
 class Aggregator(WorldServer):
     """The aggregator on the fleet's folder."""
 
+    most_idle_s = 7200.0  # a year is long
+
     def __init__(self, year: Year, folder: Path, key: Path, task: YearTask) -> None:
         self.year, self.fleet, run = year, folder, folder / "runs" / task.name
         super().__init__(year.prepared(task, folder), run, clock=year.clock, hub=year.hub, starts=BEGINS, key=key)

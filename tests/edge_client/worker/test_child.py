@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -301,10 +302,11 @@ logging.getLogger("hushfleet.edge").warning("found %s", json.dumps(found))
 def test_a_worker_reaches_no_network_no_key_and_no_other_process(
     in_children: MakeBench, config: DeviceConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with TemporaryDirectory(dir="/var/tmp") as state, socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("SECRET", "of the guardian")
         runs(REACH.replace("PORT", str(server.getsockname()[1])), monkeypatch)
-        bench = in_children(config=replace(config, simulation=None))
+        device = replace(config.device, state_dir=state)  # not below /dev, where a worker may read
+        bench = in_children(config=replace(config, simulation=None, device=device))
         open_and_wait(bench)
     (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("found ")]
     found = json.loads(line.removeprefix("found "))
