@@ -101,7 +101,8 @@ class Board:
         folder.mkdir()
         self._has(IMAGES)
         (folder / "device.toml").write_text(
-            f'[device]\nid = "{name}"\nstate_dir = "state"\n[broker]\nurl = "mqtt://127.0.0.1:{port}"\n[data]\n'
+            f'[device]\nid = "{name}"\nstate_dir = "state"\nallow_volatile_state = true\n'
+            f'[broker]\nurl = "mqtt://127.0.0.1:{port}"\n[data]\n'
             'kind = "arrays"\npath = "train.npz"\n[limits]\nepsilon_server = inf\naccounting = "as-published"\n'
         )
 
