@@ -73,8 +73,9 @@ in device.toml, all of it optional:
   [listen]
   microphone = "default"  # arecord -L lists them
   keep = "loud"           # what waits for a label in data.inbox, from -30 dBFS
-                          # on (loud_dbfs); "unsure": below 60 % (unsure_below);
-                          # "key": at Enter, or kill -USR1; "none" is the default
+                          # on (loud_dbfs); "unsure": below 60 % (unsure_below),
+                          # or a score of 0.5 to 2; "key": at Enter, or kill
+                          # -USR1; "none" is the default
   keep_alarms = 100       # for label --wrong
   mqtt = "mqtt://me:secret@homeassistant.local"   # your own broker, not the fleet's
 
@@ -297,7 +298,7 @@ def _predict(options: argparse.Namespace) -> int:
             elif many and not own.spec.model.form.sample_rate:
                 say(f"{file}: {', '.join(map(str.strip, told))}")
             else:
-                say(f"{file}: {of_model}", *told)
+                say(f"{file}: {of_model}" if not many else f"{file}:", *told)
     return BadInput.exit_code if wrong else 0
 
 
@@ -349,7 +350,7 @@ def _listen(options: argparse.Namespace) -> int:
     from hushfleet.edge_client.board.config import load_config
     from hushfleet.edge_client.listen.command import listen
 
-    is_interrupted = listen(load_config(options.config), given=options.given, top=options.top)
+    is_interrupted = listen(load_config(options.config), options.config, given=options.given, top=options.top)
     return INTERRUPTED if is_interrupted else 0
 
 

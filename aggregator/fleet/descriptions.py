@@ -146,13 +146,13 @@ def asks(request: RefusedRequest, now: float) -> str:
 def sentences(view: FleetView) -> dict[str, str]:
     """Answers the four questions of a fleet's owner, by name.
 
-    Are the boards well? How many photographs are used? Is the fleet's model better than a board's own? How much privacy
-    is left, and for how many rounds? Results that depend on a board's photographs and are not charged stay on the board
+    Are the boards well? How many samples are used? Is the fleet's model better than a board's own? How much privacy
+    is left, and for how many rounds? Results that depend on a board's samples and are not charged stay on the board
     (docs/privacy.md, "Health"), so the second and the third answer say where to read them.
     """
     found = {
         "boards": summary(view),
-        "photographs": photographs(view),
+        "samples": samples(view),
         "model": model(view),
         "privacy": privacy_left(view),
     }
@@ -175,7 +175,7 @@ def season_problems(season: SeasonView | None) -> list[Problem]:
     return [Problem(season.obstacle, "The fleet service looks again every ten minutes.", urgent=True)]
 
 
-def photographs(view: FleetView) -> str:
+def samples(view: FleetView) -> str:
     where = f"How many a board uses or leaves out, and why, is private and stays on it; read it there: {ON_THE_BOARD}"
     without = [board.device for board in view.boards if board.decline is not None and board.decline.code == "no-data"]
     if not without:
@@ -188,7 +188,7 @@ def photographs(view: FleetView) -> str:
 def model(view: FleetView) -> str:
     told = [view.pay] if view.pay else []
     if view.run is not None and view.run.accuracy is not None:
-        told.append(f"The fleet's model is right on {percent(view.run.accuracy)} of the public test images")
+        told.append(f"The fleet's model is right on {percent(view.run.accuracy)} of the public test samples")
     better = "Whether the fleet's is better on a board than the board's own is private, too"
     return ". ".join([*told, f"{better}, and told by the same command there"])
 

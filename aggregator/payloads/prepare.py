@@ -291,7 +291,8 @@ def _read_data(task: Task, data_dir: Path | None) -> DataSet | None:
         from hushfleet.data.sound import SoundForm
 
         mean, std = normalisation(task, shape[0])
-        sound = SoundForm.of(section.form, one_a_clip=task.privacy.unit == "record")
+        in_files = task.model.features is not None  # features are computed segment by segment
+        sound = SoundForm.of(section.form, one_a_clip=task.privacy.unit == "record", in_files=in_files)
         form = FileForm(
             input_shape=shape,
             class_names=task.class_names,

@@ -97,8 +97,9 @@ def commit() -> str | None:
 def samples_digest(samples: Samples) -> str:
     """Returns the SHA-256 of the shape, the images and the labels, in hex."""
     found = hashlib.sha256(json.dumps(samples.images.shape).encode())
-    for part in (samples.images, samples.labels.astype(samples.labels.dtype.newbyteorder("<"), copy=False)):
-        found.update(np.ascontiguousarray(part).data)
+    for each in samples.images:  # sound may still be in its files
+        found.update(np.ascontiguousarray(each).data)
+    found.update(np.ascontiguousarray(samples.labels.astype(samples.labels.dtype.newbyteorder("<"), copy=False)).data)
     return found.hexdigest()
 
 

@@ -312,8 +312,8 @@ class ListenSection(Checked):
     :param microphone: ALSA's name of it; `arecord -L` lists them.
     :param keep: what is kept in `data.inbox`, where it waits for a label: `loud`, after a segment at `loud_dbfs` or
         above, the loudest stretch of it and the segments before and after it, as long as one; `unsure`, a segment where
-        the likeliest class has less than `unsure_below`; `key`, the loudest stretch of the last three when somebody
-        presses Enter, or sends the process SIGUSR1; `none`.
+        the likeliest class has less than `unsure_below`, or the score of unusual sound is 0.5 to 2; `key`, the loudest
+        stretch of the last three when somebody presses Enter, or sends the process SIGUSR1; `none`.
     :param loud_dbfs: decibels below the loudest possible sound, of a whole segment.
     :param unsure_below: a probability.
     :param most_kept: clips that wait at most: a newer one replaces the oldest that `listen` has kept.

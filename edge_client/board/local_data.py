@@ -120,7 +120,7 @@ class LocalData:
         Raises `BadInput` if there are none although the task needs some, or if they do not fit the task.
         """
         path = Path(self._section.path)
-        look, unfinished = _look(path, self._settled_s)
+        look, unfinished = look_at(path, self._settled_s)
         self._by_window |= window is not None
         stamp = look, window
         if self._samples is None or stamp != self._stamp:
@@ -309,7 +309,7 @@ def _place_of(file: str) -> FilePlace | None:
     return None
 
 
-def _look(path: Path, settled_s: float) -> tuple[Stamp, set[str]]:
+def look_at(path: Path, settled_s: float) -> tuple[Stamp, set[str]]:
     """Returns the number of files, with a sum over the name and the stamp of each and whether it has settled; and the
     files that have not settled.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -24,10 +25,13 @@ from hushfleet.edge_client.listen.model_in_use import ModelInUse
 from hushfleet.errors import BadInput
 from hushfleet.output import say
 
+_log = logging.getLogger("hushfleet.edge")
 
-def listen(config: DeviceConfig, *, given: str | None, top: int) -> bool:
+
+def listen(config: DeviceConfig, file: Path, *, given: str | None, top: int) -> bool:
     """Returns whether Ctrl-C has ended it. Raises `BadInput`.
 
+    :param file: the configuration's; that it has changed is said, because only a new start reads it.
     :param given: a sound file, or `-` for a pipe, in place of the microphone.
     :param top: classes to print of each segment.
     """
@@ -45,7 +49,7 @@ def listen(config: DeviceConfig, *, given: str | None, top: int) -> bool:
     signal.signal(signal.SIGUSR1, lambda *_: key.set())
     if config.listen.keep == "key" and given != "-" and sys.stdin.isatty():
         threading.Thread(target=_press, args=(key,), daemon=True).start()
-    clips, model = KeptClips(config), ModelInUse(config)
+    clips, model, read = KeptClips(config), ModelInUse(config), _stamp_of(file)
     owners_broker: AbstractContextManager[Any] = nullcontext()
     if config.listen.mqtt is not None:
         from hushfleet.edge_client.listen.owners_broker import OwnersBroker
@@ -67,6 +71,8 @@ def listen(config: DeviceConfig, *, given: str | None, top: int) -> bool:
                 for pcm in source:
                     hear(pcm)
                     model.look()
+                    if read != (read := _stamp_of(file)):
+                        _log.warning("%s has changed: start `listen` again, which goes by what it was", file)
                     if stop.is_set() or model.form != form:  # a new task may have another sample rate
                         break
                 hear(None)
@@ -81,6 +87,14 @@ def _source(config: DeviceConfig, given: str | None, form: SampleForm, stop: thr
     if given == "-":
         return sources.of_pipe(stop)
     return sources.of_file(Path(given), form.sample_rate, round(form.segment_s * form.sample_rate), form.hop)
+
+
+def _stamp_of(file: Path) -> int | None:
+    """Returns when a file was changed; None if it cannot be seen."""
+    try:
+        return os.stat(file).st_mtime_ns
+    except OSError:
+        return None
 
 
 def _press(key: threading.Event) -> None:

@@ -49,7 +49,8 @@ class KeptClips:
         try:
             path = write_new(wav, path.parent, path.name)
             kept = (self._inbox / folder).glob(f"{'*/' * bool(folder)}{PREFIX}*.wav")
-            for _, old in sorted((os.stat(each).st_mtime_ns, each) for each in kept)[:-most]:
+            others = sorted((os.stat(each).st_mtime_ns, each) for each in kept if each != path)  # a clock may go back
+            for _, old in others[: max(0, len(others) + 1 - most)]:
                 old.unlink()
         except (HushfleetError, OSError) as error:
             if not self._fails:

@@ -18,8 +18,9 @@ from hushfleet.edge_client.listen.kept_clips import KeptClips
 from hushfleet.edge_client.listen.model_in_use import ModelInUse
 from hushfleet.edge_client.listen.recent_sound import SEGMENTS, RecentSound
 
-UNUSUAL, MOST_SCORE = "unusual", 9.99
-"""The alarm of a task that says what is unusual, and the largest score in the name of a kept clip."""
+UNUSUAL, MOST_SCORE, UNSURE = "unusual", 9.99, (0.5, 2.0)
+"""The alarm of a task that says what is unusual, the largest score in the name of a kept clip, and the scores that are
+near the threshold, whose score is 1: `keep = "unsure"`."""
 SILENCE_DBFS = -100.0
 """The loudness of no sound at all, which has no logarithm."""
 
@@ -99,12 +100,15 @@ class SegmentListener:
         if alarm and alarm != self._alarm:  # the first segment of a sound that goes on
             kept.append(self._clips.alarm(segment, self._rate, at, alarm, probability))
         self._alarm = alarm
-        if (clip := self._wanted(segment, dbfs, probability if classes else 1.0)) is not None:
+        is_unsure = bool(classes) and probability < self._rule.unsure_below
+        if score is not None:
+            is_unsure = UNSURE[0] <= score <= UNSURE[1]
+        if (clip := self._wanted(segment, dbfs, is_unsure)) is not None:
             kept.append(self._clips.new(clip, self._rate, at))
         from_s = (self._recent.heard - self._length) / self._rate
         return Heard(from_s, dbfs, classes, alarm, tuple(filter(None, kept)), score)
 
-    def _wanted(self, segment: Pcm, dbfs: float, largest: float) -> Pcm | None:
+    def _wanted(self, segment: Pcm, dbfs: float, is_unsure: bool) -> Pcm | None:
         """Returns the clip that the owner's rule wants now, if any."""
         rule, heard = self._rule, self._recent.heard
         fresh = heard - self._used
@@ -115,7 +119,7 @@ class SegmentListener:
             return self._recent.loudest(SEGMENTS * self._length)
         if fresh < self._length:
             return None
-        if rule.keep == "unsure" and largest < rule.unsure_below:
+        if rule.keep == "unsure" and is_unsure:
             self._used = heard
             return segment
         if rule.keep != "loud":

@@ -1,4 +1,4 @@
-"""The model that listens: loaded once, and again when the client has made a newer one."""
+"""The model that listens: loaded once, and again when the client has made a newer one, or own samples have changed."""
 
 from __future__ import annotations
 
@@ -55,9 +55,10 @@ class ModelInUse:
         return {"task": self._loaded[0].spec.task, "model": self._loaded[0].kind} if self._loaded else {}
 
     def look(self) -> None:
-        """Loads the model if the store has changed since, at most every `LOOK_S` seconds.
+        """Loads the model if the store has changed since, or the samples that it judges by, at most every `LOOK_S`
+        seconds.
 
-        If there is none that can be used, this is logged once, and the one before stays.
+        If there is none that can be used, this is logged once, the one before stays, and it is tried again.
         """
         if (now := self._clock()) < self._look_at:
             return
@@ -65,11 +66,11 @@ class ModelInUse:
         store = self._config.store_path
         files = (os.stat(each) for each in (store, store.with_name(f"{store.name}-wal")) if each.exists())
         stamp = [(each.st_ino, each.st_mtime_ns, each.st_size) for each in files]
-        if stamp == self._stamp:
+        if stamp == self._stamp and (not self._judge or not self._loaded or self._judge.is_of(self._loaded[0])):
             return
-        self._stamp = stamp
         try:
             self._load()
+            self._stamp = stamp
         except HushfleetError as error:
             self._warn(error)
 
@@ -112,8 +113,8 @@ class ModelInUse:
                 raise BadInput(f"the task {own.spec.task} has neither classes of sound nor normal sound")
             same = self._loaded if self._loaded and self._loaded[0].spec.digest == own.spec.digest else None
             graphs = same[1] if same else graphs_of(store, own.spec, stay=True)
-            judge = None
-            if targets.are_inputs:
+            judge = self._judge if same and self._judge and self._judge.is_of(own) else None
+            if targets.are_inputs and judge is None:
                 from hushfleet.edge_client.worker.unusual import Judge
 
                 judge = Judge(own, self._config.data, graphs)

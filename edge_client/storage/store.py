@@ -17,7 +17,7 @@ import sqlite3
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import fields
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,7 +31,7 @@ from hushfleet.edge_client.storage.round_commit import (
 )
 from hushfleet.edge_client.storage.store_file import (
     advice,
-    checked_identity,
+    checked_key,
     connect,
     create,
     held,
@@ -95,8 +95,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
                 elif not is_there(self.path, way_on=self.way_on):
                     raise StoreError(f"there is no store at {self.path} yet; start the client once")
                 self._connection = opened.enter_context(closing(connect(self.path)))
-                self.identity = checked_identity(self._connection, self.path, device=device, inspect=inspect)
-                """The device's Ed25519 key, made when the store was created; it never leaves the store."""
+                self._key = checked_key(self._connection, self.path, device=device, inspect=inspect)
                 self.ledger = Ledger(self._connection, device=device)
                 self.answers = Answers(self._connection, self._transaction)
                 self.arrivals = Arrivals(self._connection, self._transaction)
@@ -117,6 +116,11 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         self.close()
 
     # keys and counters
+
+    @cached_property
+    def identity(self) -> Identity:
+        """The device's Ed25519 key, made when the store was created; it never leaves the store."""
+        return Identity.from_bytes(self._key)
 
     @property
     def last_session(self) -> int:

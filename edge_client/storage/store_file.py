@@ -168,8 +168,8 @@ def create(path: Path, *, device: str, durable: bool, identity: Identity | None)
         sync_folder(path.parent)
 
 
-def checked_identity(connection: sqlite3.Connection, path: Path, *, device: str, inspect: bool) -> Identity:
-    """Returns the device's key if the file is intact and has this version and device; upgrades an older version.
+def checked_key(connection: sqlite3.Connection, path: Path, *, device: str, inspect: bool) -> bytes:
+    """Returns the private key if the file is intact and has this version and device; upgrades an older version.
 
     :param inspect: if true, nothing is written, so an older version is refused.
 
@@ -196,7 +196,7 @@ def checked_identity(connection: sqlite3.Connection, path: Path, *, device: str,
         raise StoreError(
             f"the store {path} belongs to the device {owner!r}, not to {device!r}; give each device its own state_dir"
         )
-    return Identity.from_bytes(facts["identity"])
+    return bytes(facts["identity"])
 
 
 def _beside(path: Path, suffix: str) -> Path:

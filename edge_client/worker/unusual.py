@@ -14,7 +14,7 @@ from hushfleet.data.folder import scan_folder
 from hushfleet.data.form import FOLDERS
 from hushfleet.data.samples import LabelledSamples, Samples, inputs_of
 from hushfleet.edge_client.board.config import OwnDataSection
-from hushfleet.edge_client.board.local_data import file_form
+from hushfleet.edge_client.board.local_data import SETTLED_S, file_form, look_at
 from hushfleet.edge_client.board.sample_files import STRICT, Reading, load_file
 from hushfleet.edge_client.worker.personalized_model import PersonalizedModel
 from hushfleet.edge_client.worker.predict import LoadedGraphs, read_sample
@@ -81,10 +81,17 @@ class Judge:
         self._own, self._data, self._model = own, data, data.here(own.spec.model)
         graph, self._features = graphs
         layout, by_content = own.spec.model.layout, own.spec.by_content
-        samples = _read(Path(data.path), data, own.spec, Reading(skipped=[], by_content=by_content))
+        self._look, unfinished = look_at(Path(data.path), SETTLED_S)
+        reading = Reading([], by_content, unfinished if data.kind in FOLDERS else ())
+        samples = _read(Path(data.path), data, own.spec, reading)
         self._judged_by = self._inputs(judging(samples, layout, by_content=by_content))
         self._network = own_reconstruction(graph, layout, lambda: self._judged_by)
         self.threshold = self._threshold(own.params)
+
+    def is_of(self, own: PersonalizedModel) -> bool:
+        """Returns whether model and own samples are those that the threshold was computed from."""
+        same = own.spec.digest == self._own.spec.digest and np.array_equal(own.params, self._own.params)
+        return same and look_at(Path(self._data.path), SETTLED_S)[0] == self._look
 
     def file(self, file: Path) -> Unusual:
         """Judges the samples of a file, or the segments of a clip. Raises `BadInput` if it cannot be read."""
@@ -128,5 +135,5 @@ def _read(path: Path, data: OwnDataSection, spec: TaskSpec, reading: Reading = S
         by_record, in_files = spec.privacy.unit == "record", model.features is not None
         data.check_kind(model)
         form = file_form(model, one_a_clip=by_record, in_files=in_files)
-        return scan_folder(path, lenient=True, **form)[0]
+        return scan_folder(path, lenient=True, unfinished=reading.unfinished, **form)[0]
     return load_file(path, model, kind=data.kind, reading=reading)

@@ -29,7 +29,7 @@ from hushfleet.data.held_out import WITHOUT_TEST
 from hushfleet.data.images import read_image, stacked, unit_pixels
 from hushfleet.data.partition import stratified_choice
 from hushfleet.data.samples import DataSet, Samples
-from hushfleet.data.sound import SoundForm
+from hushfleet.data.sound import Segments, SoundForm
 from hushfleet.data.targets import CLASSES, Targets
 from hushfleet.data.walk import check_name, files_below, named
 from hushfleet.errors import BadInput
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 _ORDER_SEED = 0
 _DATE = re.compile(r"(19|20)\d\d([-_.]?(0[1-9]|1[0-2])([-_.]?[0-3]\d)?)?")
+_PART = re.compile(rf"{_DATE.pattern}|0[1-9]|[12]\d|3[01]")  # within a year or a month
 _log = logging.getLogger(__name__)
 
 
@@ -106,17 +107,24 @@ def class_places(path: Path) -> tuple[list[Path], list[str]]:
     """Returns the folders that have class folders, and the names of the classes.
 
     It is `path` itself; but if its sub-folders have only folders whose names repeat, it is these, as in
-    DEVICE/CLASS or train/CLASS. A date with files in it is no class: CLASS/2026-11-29 has its classes outside.
+    DEVICE/CLASS or train/CLASS. A date with files in it is no class: CLASS/2026-11-29 and CLASS/2026/11/29 have their
+    classes outside.
     """
     places = [path]
-    for _ in range(3):  # links may make it endless
+    for _ in range(5):  # links may make it endless; DEVICE/2026/11/29/CLASS needs them
         below = [place / name for place in places for name in _folders(place)]
         inner = [each / name for each in below for name in _folders(each)]
         names = {each.name for each in inner}
-        if len(names) == len(inner) or _have_files(below) or (all(map(_DATE.fullmatch, names)) and _have_files(inner)):
+        if len(names) == len(inner) or _have_files(below) or all(map(_is_date, inner)):
             break
         places = below
     return places, sorted({name for place in places for name in _folders(place)})
+
+
+def _is_date(folder: Path, name: re.Pattern[str] = _DATE) -> bool:
+    """Returns whether the name is a date, and all files are in this folder, or in those of its months or days."""
+    is_last = _have_files([folder])
+    return bool(name.fullmatch(folder.name)) and (is_last or all(_is_date(folder / n, _PART) for n in _folders(folder)))
 
 
 def _have_files(folders: Sequence[Path]) -> bool:
@@ -159,7 +167,7 @@ def joined(parts: Sequence[Samples]) -> Samples:
         before += len(each.records[0])
     return replace(
         parts[0],
-        images=np.concatenate(same),
+        images=images[0].joined(images[1:]) if isinstance(images[0], Segments) else np.concatenate(same),
         labels=np.concatenate([each.labels for each in parts]),
         clips=None if parts[0].clips is None else np.concatenate(clips),
     )

@@ -64,7 +64,7 @@ class SoundForm:
     def joined(self, parts: Sequence[Any], length: int) -> Any:
         """Returns the segments of several files, as `read` returns those of one."""
         if self.in_files:
-            return Segments(self, length, (place for part in parts for place in part.places))
+            return Segments(self, length, ()).joined(parts)
         return np.concatenate([np.empty((0, 1, 1, length), np.int16), *parts])
 
 
@@ -81,6 +81,7 @@ class Segments:
     def __init__(self, form: SoundForm, length: int, places: Iterable[tuple[Path, int]]) -> None:
         self.places = tuple(places)
         self.shape = (len(self.places), 1, 1, length)
+        self.nbytes = 0  # of memory
         self._form = form
 
     def __len__(self) -> int:
@@ -98,6 +99,10 @@ class Segments:
     def __getitem__(self, indices: Any) -> Segments:
         places = np.arange(len(self))[indices].tolist()
         return Segments(self._form, self.shape[3], (self.places[place] for place in places))
+
+    def joined(self, others: Iterable[Segments]) -> Segments:
+        """Returns these and others, one after the other."""
+        return Segments(self._form, self.shape[3], (place for each in (self, *others) for place in each.places))
 
     def astype(self, kind: Any) -> np.ndarray:
         """Returns all of them as an array in memory."""
@@ -126,7 +131,8 @@ def read_clip(path: Path, sample_rate: int) -> Pcm:
     except MemoryError:
         raise
     except Exception as error:  # broken files fail in many ways: EOFError, struct.error, LibsndfileError, ...
-        cause = BadInput("it ends within its head") if isinstance(error, EOFError) else error
+        known = {EOFError: "it ends within its head", FileNotFoundError: "there is no such file"}
+        cause = BadInput(known[type(error)]) if type(error) in known else error
         kind = "" if isinstance(cause, BadInput) else f"{type(cause).__name__}: "
         raise BadInput(f"{path} cannot be read as sound: {kind}{cause}") from cause
 

@@ -18,9 +18,10 @@ from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.payloads.prepare import PreparedTask, prepare
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.data.folder import load_folder_set
-from hushfleet.data.sound import SoundForm, write_clip
+from hushfleet.data.sound import Segments, SoundForm, read_clip, write_clip
 from hushfleet.edge_client.__main__ import main
-from hushfleet.edge_client.board.config import OwnDataSection
+from hushfleet.edge_client.board.config import OwnDataSection, load_config
+from hushfleet.edge_client.listen.model_in_use import ModelInUse
 from hushfleet.errors import BadInput
 from hushfleet.learning.anomaly import Threshold
 from hushfleet.methods.second_moments import GAIN
@@ -93,6 +94,7 @@ def test_a_folder_of_normal_sound_has_a_class_for_what_is_none(clips: Path) -> N
     dataset = prepared.dataset
     assert dataset is not None
     assert (dataset.class_names, dataset.input_shape) == (("fault",), (1, 1, FRAMES))
+    assert isinstance(dataset.train.images, Segments), "Speech Commands would take 3 GiB"
     assert prepared.spec.model.input_shape == (1, 20, 4)
     assert prepared.model.layout.size == 4 * 20**2
     labels = dataset.test.labels[dataset.test.records[0]]
@@ -190,6 +192,30 @@ def test_boards_with_files_learn_together_and_each_says_what_it_hears(
     assert [(each["alarm"], each["unusual"], "kept" in each) for each in listened] == [
         ("unusual", True, True), ("unusual", True, False),
     ]  # fmt: skip
+    now = 0.0
+    model = ModelInUse(load_config(toml), clock=lambda: now)
+    segment = SoundForm(RATE, FRAMES).segments(fault, FRAMES)[0, 0, 0]
+    assert model.score(segment) == pytest.approx(heard["fault"][0])
+    for clip in range(4):
+        (tmp_path / names[0] / "normal" / f"{clip}.wav").rename(tmp_path / "inbox" / f"own-{clip}.wav")
+    model.look()
+    assert model.score(segment) == pytest.approx(heard["fault"][0]), "it looks every ten seconds"
+    now = 10.0
+    model.look()
+    assert main(["predict", str(toml), str(fault), "--json"]) == 0
+    renewed = json.loads(capfd.readouterr().out)
+    assert renewed["threshold"]["held_out"] == 2 * (CLIPS - 4)
+    assert model.score(segment) == pytest.approx(renewed["segments"][0]["score"]) != heard["fault"][0]
+    for clip in range(4):
+        (tmp_path / "inbox" / f"own-{clip}.wav").rename(tmp_path / names[0] / "normal" / f"{clip}.wav")
+
+    toml.write_text(toml.read_text().replace("keep_alarms = 9", 'keep = "unsure"'))
+    pcm = np.concatenate([read_clip(file, RATE) for file in sorted(later.rglob("*.wav"))])
+    write_clip(tmp_path / "all.wav", pcm, RATE)
+    assert main(["listen", str(toml), "--from", str(tmp_path / "all.wav")]) == 0
+    listened = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [0.5 <= each["score"] <= 2 for each in listened] == ["kept" in each for each in listened]
+    assert {"kept" in each for each in listened} == {True, False}
     assert main(["status", str(toml), "--json"]) == 0
     own = json.loads(capfd.readouterr().out)["model"]
     assert (own["right"], own["images"]) == (24, 24)

@@ -482,7 +482,7 @@ def test_terminal_and_json_say_first_what_was_spent_in_all(desk: Desk) -> None:
 def test_an_owner_reads_four_sentences(desk: Desk) -> None:
     assert descriptions.sentences(desk.view()) == {
         "boards": "0 of 3 boards are there",
-        "photographs": "How many a board uses or leaves out, and why, is private and stays on it; read it there: "
+        "samples": "How many a board uses or leaves out, and why, is private and stays on it; read it there: "
         "sudo -u hushfleet hushfleet-edge status /etc/hushfleet/device.toml",
         "model": "Whether the fleet's is better on a board than the board's own is private, too, and told by the same "
         "command there",
@@ -505,7 +505,7 @@ def test_an_owner_reads_four_sentences(desk: Desk) -> None:
     assert rounds is not None
     assert epsilon([Step(2.0, 1.0, 3 + rounds)], delta=1e-5) <= 8.0 < epsilon([Step(2.0, 1.0, 4 + rounds)], delta=1e-5)
     found = descriptions.sentences(view)
-    assert found["photographs"].startswith("1 board has none that fit the task: board-3; look at data.path there")
+    assert found["samples"].startswith("1 board has none that fit the task: board-3; look at data.path there")
     assert found["model"].startswith("The fleet's model is right on 74.1")
     assert found["privacy"] == (
         f"board-2, which has spent most, stands at {number(spent)} of the 8 that its card allows (epsilon; weak "

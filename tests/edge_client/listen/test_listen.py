@@ -21,7 +21,7 @@ from hushfleet.edge_client.listen.kept_clips import KeptClips
 from hushfleet.edge_client.listen.listener import SegmentListener
 from hushfleet.edge_client.listen.model_in_use import ModelInUse
 from hushfleet.edge_client.listen.recent_sound import SEGMENTS, RecentSound
-from hushfleet.errors import GraphRefused
+from hushfleet.errors import GraphRefused, StoreError
 from support.sound_board import CLASSES, LENGTH, RATE, a_clip, a_sound, frames_of, give_model, hearing_task
 
 
@@ -125,9 +125,11 @@ def test_alarms_are_kept_by_class_the_newest(hears, device_toml: Path, tmp_path:
 def test_only_what_listen_has_kept_makes_room(hears, device_toml: Path, tmp_path: Path, capsys) -> None:
     with_rule(device_toml, 'keep = "loud"', "most_kept = 1")
     camera = a_clip(device_toml.with_name("inbox") / "own.wav", "buzz")
+    later = a_clip(device_toml.with_name("inbox") / "heard-later.wav", "buzz", at=4e9)  # before the clock was set back
     heard(device_toml, a_clip(tmp_path / "a.wav", *("tone", "quiet", "quiet") * 3), capsys)
     assert len(waiting(device_toml)) == 2
     assert camera in waiting(device_toml)
+    assert later not in waiting(device_toml), "the newest is what was heard last"
 
 
 def test_a_full_disk_is_said_once_and_nothing_is_lost(
@@ -162,6 +164,23 @@ def test_a_newer_model_is_used_without_a_restart(hears, package, hearing) -> Non
     model.look()
     assert model.about == {"task": "later", "model": "global"}
     assert model.predict(a_sound("tone"))[0][0] == "none of these"
+
+
+def test_a_model_that_could_not_be_read_is_tried_again(hears, monkeypatch, caplog) -> None:
+    now = 0.0
+
+    def refuses(store: object) -> None:
+        raise StoreError("the store is not readable")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("hushfleet.edge_client.listen.model_in_use.personalized_model", refuses)
+        model = ModelInUse(hears, clock=lambda: now)
+        now = 10.0
+        model.look()
+    assert (model.about, caplog.text.count("not readable")) == ({}, 1)
+    now = 20.0
+    model.look()
+    assert model.about["task"] == "sounds"
 
 
 def test_a_segment_of_which_no_features_can_be_made_ends_nothing(hears, monkeypatch, caplog) -> None:

@@ -157,6 +157,8 @@ def broken(path: Path, kind: str) -> Path:
     elif kind == "hours":
         soundfile.write(path.with_suffix(".flac"), np.zeros((1 << 24) + 1, np.int16), RATE)
         return path.with_suffix(".flac")
+    elif kind == "missing":
+        path.unlink()
     elif kind == "one Hz":
         wav(path, [[1]] * 2000, width=2, rate=1)
     return path
@@ -165,6 +167,7 @@ def broken(path: Path, kind: str) -> Path:
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
+        ("missing", "as sound: there is no such file$"),
         ("empty", "it ends within its head"),
         ("text", "Format not recognised"),
         ("cut", "it ends before its 100 frames: it was cut off"),

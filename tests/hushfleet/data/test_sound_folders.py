@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hushfleet.aggregator.config.task import parse_task
+from hushfleet.aggregator.results.rerun import samples_digest
 from hushfleet.data.folder import FileForm, load_folder_set, load_unlabelled, scan_folder
 from hushfleet.data.form import SampleForm
 from hushfleet.data.held_out import is_held_out
@@ -103,6 +104,8 @@ def test_folders_of_devices_say_whose_a_clip_is(tmp_path: Path) -> None:
         save_clip(tmp_path / f"board-{number % 3}" / "ab"[number % 2] / f"{number}.wav", number)
     asked = form() | {"class_names": ()}
     whole = load_folder_set(tmp_path, by_device=True, **asked)
+    files = load_folder_set(tmp_path, by_device=True, **(form(in_files=True) | {"class_names": ()}))
+    assert [files.train.images.nbytes, samples_digest(files.train)] == [0, samples_digest(whole.train)]
     assert (whole.class_names, whole.device_names) == (("a", "b"), ("board-0", "board-1", "board-2"))
     assert whole.owners is not None
     assert (whole.owners == np.array(numbers_of(whole.train)) % 3).all()

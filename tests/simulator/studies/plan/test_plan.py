@@ -114,7 +114,8 @@ def test_a_plan_is_measured_on_a_folder_of_images(
 @pytest.mark.parametrize(
     "tops",
     [("a", "b", "c"), ("train", "test"), ("train/a", "train/b", "test/a"), ("2026-11-28", "2026-11-29"),
-     ("a/2026-11-28", "a/2026-11-29", "b/2026-11-29")],
+     ("a/2026-11-28", "a/2026-11-29", "b/2026-11-29"), ("a/2026/11/28", "a/2026/11/29", "b/2026/11/29"),
+     ("a/2026-10/31", "a/2026-11/29", "b/2026-11/29")],
 )  # fmt: skip
 def test_classes_are_the_inner_folders_if_their_names_repeat(tmp_path: Path, tops: tuple[str, ...]) -> None:
     """The eight speakers of DEVICE/CLASS were taken for eight classes, and "It pays" was the answer."""
@@ -136,7 +137,10 @@ def test_classes_are_the_outer_folders_otherwise(tmp_path: Path, inner: str) -> 
     assert (own.class_names, own.stand_in) == (("no", "yes"), str(tmp_path))
 
 
-@pytest.mark.parametrize("day", ["2026-11-2{}", "2026112{}", "2026.11.2{}", "2026-0{}", "202{}"])
+@pytest.mark.parametrize(
+    "day",
+    ["2026-11-2{}", "2026112{}", "2026.11.2{}", "2026-0{}", "202{}", "2026/11/2{}", "2026-11/0{}", "2026/2026-11-2{}"],
+)
 def test_dates_are_no_classes(tmp_path: Path, day: str) -> None:
     for number, name in enumerate(("yes", "no") * 6):
         write_clip(tmp_path / name / day.format(number % 3 + 1) / f"{number}.wav", np.full(800, 99, np.int16), 16000)
