@@ -19,9 +19,14 @@ from hushfleet.models.features.public import PublicDirections
 from hushfleet.models.features.whitening import BIAS
 
 
-def samples_of(images: np.ndarray) -> Samples:
+def samples_of(images: np.ndarray, classes: int = 1) -> Samples:
     channels = images.shape[1]
-    return Samples(images, np.zeros(len(images), np.int64), (0.0,) * channels, (1.0,) * channels)
+    return Samples(images, np.arange(len(images)) % classes, (0.0,) * channels, (1.0,) * channels)
+
+
+def run(graph: bytes, x: np.ndarray) -> np.ndarray:
+    features: np.ndarray = open_session(graph).run(["features"], {"x": x})[0]
+    return features
 
 
 def oracle(u: np.ndarray, kept: int) -> tuple[np.ndarray, np.ndarray]:
@@ -56,13 +61,16 @@ def test_directions_of_classes_are_the_discriminants(classes: int, values: int, 
     means = np.stack([u[y == label].mean(0) for label in y])
     between, within = ((each.T @ each) for each in (means - u.mean(0), u - means))
     ridge = 0.2 * np.square(u - u.mean(0)).sum() / values * np.eye(values)
-    shares, kept = scipy.linalg.eigh(between, within + ridge, eigvals_only=True)[::-1], min(classes - 1, values)
+    shares = scipy.linalg.eigh(between, within + ridge, eigvals_only=True)[::-1]
     made = PublicDirections.of(u, 10 * y)
+    kept = len(made.axes)
+    np.testing.assert_allclose(shares[kept:], 0, atol=1e-8)
     assert made.within is not None
     axes = made.axes @ (made.within.matrix * made.within.scale.astype(np.float64)).T
     np.testing.assert_allclose(np.linalg.norm(made.own(u)[:, :-1], axis=1), 1, atol=1e-5)
-    np.testing.assert_allclose(axes @ (within + ridge) @ axes.T, np.eye(kept), atol=0.05)
-    np.testing.assert_allclose(axes @ between @ axes.T, np.diag(shares[:kept]), atol=0.05)
+    np.testing.assert_allclose(axes @ (within + ridge) @ axes.T, np.eye(kept), atol=0.03)
+    rounding = 0.03 * max(1, shares[0])  # to bytes, of each column
+    np.testing.assert_allclose(axes @ between @ axes.T, np.diag(shares[:kept]), atol=rounding)
     alike = PublicDirections.of(u, np.full(len(y), 7))
     np.testing.assert_array_equal(alike.axes, PublicDirections.of(u).axes)
 
@@ -83,10 +91,6 @@ def test_the_graph_of_a_board_computes_them_before_all_others(
     assert (made.shared, made.count) == (17, 17 + whole.count + 1)
     x = rng.random((5, *shape), np.float32)
 
-    def run(graph: bytes, x: np.ndarray) -> np.ndarray:
-        features: np.ndarray = open_session(graph).run(["features"], {"x": x})[0]
-        return features
-
     every, found = run(whole.graph, x), run(made.graph, x)
     mean, directions = oracle(run(whole.graph, given.x), 16)
     own = (every - mean) / np.linalg.norm(every - mean, axis=1, keepdims=True)
@@ -99,6 +103,21 @@ def test_the_graph_of_a_board_computes_them_before_all_others(
     np.testing.assert_allclose(found[:, [16, -1]], BIAS)
     known = {node.op_type for node in onnx.load_from_string(get_features("filters", (1, 6, 6)).graph).graph.node}
     assert {node.op_type for node in onnx.load_from_string(made.graph).graph.node} <= known  # of 0.3
+
+
+def test_with_classes_the_graph_of_a_board_whitens_its_own_features(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    given = samples_of((rng.random((60, 40, 1, 1)) ** 3).astype(np.float32), classes=3)
+    made = get_features("unit-norm", (40, 1, 1), public=given, cache_dir=tmp_path)
+    whole, x = get_features("unit-norm", (40, 1, 1), cache_dir=tmp_path), rng.random((5, 40, 1, 1), np.float32)
+    u, every, shared = run(whole.graph, given.x), run(whole.graph, x), 3  # two directions tell three classes apart
+    apart = u - np.stack([u[given.labels == label].mean(0) for label in given.labels])
+    ridge = 0.2 * np.square(u - u.mean(0)).sum() / u.shape[1]
+    rows = (every - u.mean(0)) @ np.linalg.inv(scipy.linalg.sqrtm(apart.T @ apart + ridge * np.eye(u.shape[1])))
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    assert made.shared == shared
+    for found in (run(made.graph, x)[:, shared:], PublicDirections.of(u, given.labels).own(every)):
+        np.testing.assert_allclose(found[:, :-1], rows, atol=0.01)  # the matrix is rounded to bytes
 
 
 def test_features_that_keep_the_form_of_a_sample_have_no_directions() -> None:

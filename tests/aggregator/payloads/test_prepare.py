@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from hushfleet.aggregator.config.task import Task, parse_task
+from hushfleet.aggregator.payloads import public_data
 from hushfleet.aggregator.payloads.prepare import PreparedTask, prepare
 from hushfleet.data.samples import Samples
 from hushfleet.data.sets import load
@@ -243,7 +244,9 @@ def test_public_samples_set_the_directions_by_their_own_rule(
     assert parse_task(made.task.to_plain()).model.directions == 16
 
 
-def test_classes_of_public_samples_are_sub_folders_or_labels_of_the_file(image_folder: Path, tmp_path: Path) -> None:
+def test_classes_of_public_samples_are_sub_folders_or_labels_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both give the directions that tell the classes apart, others than samples without classes do."""
     digits = load("digits")
     some, names = digits.train.take(slice(0, 200)), [f"digit {label}" for label in range(10)]
@@ -264,6 +267,9 @@ def test_classes_of_public_samples_are_sub_folders_or_labels_of_the_file(image_f
         with pytest.raises(BadInput, match="needs two classes, as sub-folders, or as train_y"):
             features(name, classes=classes)
     np.testing.assert_array_equal(features("same.npz", classes=False), features("without.npz", classes=False))
+    np.savez(tmp_path / "half.npz", train_x=some.images[::2], train_y=some.labels[::2])
+    monkeypatch.setattr(public_data, "MOST", 100)  # every second one is read, with its own label
+    np.testing.assert_array_equal(*(features(name, classes=True) for name in ("same.npz", "half.npz")))
 
 
 @pytest.mark.parametrize(

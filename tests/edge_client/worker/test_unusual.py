@@ -11,10 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hushfleet.data.held_out import chosen_by_content
 from hushfleet.data.targets import Targets
 from hushfleet.edge_client.__main__ import main
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.edge_client.board.local_data import LocalData
+from hushfleet.edge_client.board.sample_files import load_file
+from hushfleet.edge_client.worker.personalized_model import personalized_model
+from hushfleet.edge_client.worker.predict import graphs_of
+from hushfleet.edge_client.worker.unusual import Judge
 from hushfleet.errors import BadInput
 from hushfleet.learning.anomaly import Threshold
 from hushfleet.methods.second_moments import GAIN
@@ -117,6 +122,17 @@ def test_a_board_says_how_unusual_a_window_is(
     assert "0.04, by 4 samples of this board; of normal ones at most 20 % lie above it while they vary" in said
     assert main(["status", str(path)]) == 0
     assert "right on 3 of 4 held-out samples" in capsys.readouterr().out  # window 2 is called unusual without a label
+    own, data = personalized_model(bench.store), replace(data, held_out=str(tmp_path / "known.csv"))
+    other = own._replace(params=0 * own.params, shared=own.params)
+    judge = Judge(other, data, graphs_of(bench.store, own.spec))
+    assert judge.alarms_right()[::3] == (2, 3), "each model has a threshold of its own"
+    held_out = chosen_by_content(load_file(tmp_path / "pump.csv", own.spec.model).images, np.arange(WINDOWS), 0.2)
+    with (tmp_path / "pump.csv").open("a") as file:
+        file.write("1.0,much\n" * STEPS)  # a window that is left out, as in training
+    records = own._replace(spec=replace(own.spec, privacy=replace(own.spec.privacy, unit="record")))
+    chosen = Judge(records, data, graphs_of(bench.store, own.spec)).threshold
+    errors = np.square(0.01 * np.arange(1, WINDOWS + 1)[held_out])
+    assert (chosen.held_out, chosen.error) == (7, pytest.approx(errors.max(), rel=1e-3))
 
 
 def test_by_second_moments_a_window_is_unusual_by_its_distance_from_the_own_mean(

@@ -280,7 +280,30 @@ def test_class_means_are_the_last_head_where_own_images_favour_them(monkeypatch:
         with monkeypatch.context() as patch:
             patch.setattr(personalized_head, "CLEARLY", math.inf)
             gained.append(found - accuracy(mixed(x, y, NOISE, 5.0), NOISE, *test))
+        more = local_only_head_of(FeatureSamples(x[:, :, None, None], y), CLASSES + 1)
+        assert more[-1] == -8, "a class without images is as far from an image as the mean of all, and a bit more"
+        np.testing.assert_allclose(more[-CLASSES - 1 - WIDTH : -CLASSES - 1], 16 * x.mean(0), atol=1e-4)
     assert np.mean(gained) > 0.02
+
+
+def test_class_means_with_fewer_right_are_no_last_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = images(24, noise=0.6, seed=20)  # 12 of unseen images are right and not 14, at a log loss of 35 and not 41
+    samples = FeatureSamples(x[:, :, None, None], y)
+    found = local_only_head_of(samples, CLASSES)
+    monkeypatch.setattr(personalized_head, "CLEARLY", math.inf)
+    np.testing.assert_array_equal(found, local_only_head_of(samples, CLASSES))
+
+
+def test_the_head_alone_has_no_part_of_a_clip_in_two_folds() -> None:
+    """Else softmax regression, which then remembers each clip, is not given up for the class means."""
+    x, y = heard(24, 0)
+    clips = np.repeat(np.arange(24), 2)
+    twice = FeatureSamples(x[clips][:, :, None, None], y[clips])
+    once, together = (
+        local_only_head_of(samples, CLASSES)
+        for samples in (FeatureSamples(x[:, :, None, None], y), replace(twice, clips=clips))
+    )
+    np.testing.assert_allclose(together, once, atol=1e-4)
 
 
 def test_who_has_few_classes_is_told_so_by_the_labels() -> None:
