@@ -38,7 +38,6 @@ from hushfleet.wire.link.interface import Will
 
 SERVER_START_S = 5.0
 """Time from the aggregator's process start until it is connected, mostly for loading and exporting the graphs."""
-MOST_IDLE_S = 600.0
 ROUNDING_S = 1e-3  # added to a time that is a sum, so that rounding does not make it too early
 _STREAM = 0x574F524C
 
@@ -67,7 +66,10 @@ class WorldServer:
     :param key: the file of its key; by default it is the same in each world, and kept nowhere.
     :param on_opened: receives the number of each round that opens, and its cohort.
     :param on_event: as of `EventLog`.
+    :cvar most_idle_s: the longest time between two steps while nothing comes.
     """
+
+    most_idle_s = 600.0
 
     def __init__(
         self,
@@ -201,7 +203,7 @@ class WorldServer:
         """
         coordinator, now = self.coordinator, self._clock.now
         assert coordinator is not None
-        self._idle_s = min(2 * self._idle_s, MOST_IDLE_S)
+        self._idle_s = min(2 * self._idle_s, self.most_idle_s)
         rhythm, rule = coordinator.rounds.rhythm, coordinator.engine.responses
         moments = [rhythm.opens() - self.wall(), rhythm.left_s(), rule.deadline - now]
         moments += [self._heard_at + grace_s - now for grace_s in (rule.grace_s, rule.answers_grace_s)]

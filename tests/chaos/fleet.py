@@ -73,7 +73,9 @@ class ChaosFleet(LiveFleet):
     def device_config(self, name: str) -> str:
         text = super().device_config(name)
         if self._plan.field_noise:
-            return text.partition("\n[simulation]\n")[0]
+            return text.partition("\n[simulation]\n")[0].replace(
+                "[device]\n", "[device]\nallow_volatile_state = true\n"
+            )
         return f"{text}durable = true\n"
 
     def cut_power(self, name: str, rng: random.Random, *, kept: float) -> None:
@@ -90,11 +92,7 @@ class ChaosFleet(LiveFleet):
         twin = f"twin of {device}"
         state = self.simulation.folder.path / "twins" / device
         state.mkdir(parents=True, exist_ok=True)
-        text = re.sub(
-            r"(?m)^state_dir = .*$",
-            f'state_dir = "{state.resolve()}"\nallow_volatile_state = true',
-            self.device_config(device),
-        )
+        text = re.sub(r"(?m)^state_dir = .*$", f'state_dir = "{state.resolve()}"', self.device_config(device))
         config = state / "device.toml"
         config.write_text(re.sub(r"(?m)^metrics = .*\n", "", text))
         self.expected_down.add(twin)  # how it ends is of no interest

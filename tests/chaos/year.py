@@ -255,6 +255,8 @@ class Card:
 class Aggregator(WorldServer):
     """The aggregator on the fleet's folder."""
 
+    most_idle_s = 7200.0  # a year is long
+
     def __init__(self, year: Year, folder: Path, key: Path, task: YearTask) -> None:
         self.year, self.fleet, run = year, folder, folder / "runs" / task.name
         super().__init__(year.prepared(task, folder), run, clock=year.clock, hub=year.hub, starts=BEGINS, key=key)
@@ -426,6 +428,8 @@ class Year:
         self.skip_to(begins)
         rhythm = self.server.coordinator.rounds.rhythm
         if self.engine.plan is None and not rhythm.is_due():
+            return False
+        if self.engine.finished and day % self.every_days:  # boards hear nothing new, which one night of several shows
             return False
         self.server.link.open()  # if the broker died in the night before
         there = [self.cards[name] for name in self.names if self.takes_part(name)]

@@ -20,6 +20,7 @@ from PIL import Image
 from hushfleet.edge_client.__main__ import main
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.process import Supervisor
+from hushfleet.edge_client.board.state_place import VolatilePlace
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.learning.graph_session import GradientGraph
 from hushfleet.simulator.world.hub import LocalHub
@@ -96,6 +97,7 @@ def test_status_says_what_the_aggregator_is_not_told(
     """Of a board in the field: its data, and training on them."""
     privacy = PrivacySpec("record", "strict", 1.0, 1.1, 1e-5, sample_rate=0.5, batches=3)
     limits = replace(config.limits, constant_time=False)
+    monkeypatch.setattr("hushfleet.edge_client.status.volatile_place", lambda _: VolatilePlace())
     path = Path(config.data.path)
     whole = path.read_bytes()
     path.unlink()

@@ -134,9 +134,9 @@ def test_a_bad_release_stops_the_rollout(tmp_path: Path, releases: Releases) -> 
 
 
 BAD: list[tuple[Change, str, dict[str, float]]] = [
-    (cannot_be_imported, "was started 5 times", {}),
+    (cannot_be_imported, "was started 5 times", {"check_s": 60.0}),
     (hangs, "was started 5 times", {"check_s": 60.0, "watchdog_s": 2.0}),
-    (eats_memory, "was started 5 times", {"memory_mib": 300}),
+    (eats_memory, "was started 5 times", {"check_s": 60.0, "memory_mib": 300}),
     (crashes_after_connecting, "was started 5 times", {}),
     (never_connects, "was not healthy within 30 minutes", {"check_s": 0.25}),
 ]

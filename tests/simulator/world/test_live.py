@@ -32,7 +32,7 @@ COMMAND = [sys.executable, "-c", "from hushfleet.aggregator.commands.main import
 @pytest.fixture(scope="module")
 def two_rounds(runs: Any, short_task: Any, tmp_path_factory: pytest.TempPathFactory) -> Simulation:
     """The calm run by the fast engine."""
-    task = short_task(round={"rounds": 2})
+    task = short_task(data={"devices": 4, "limit": 320}, round={"rounds": 2, "min_updates": 4})
     return runs.fast(begin(task, tmp_path_factory.mktemp("fast") / "run", data_dir=None))
 
 
@@ -72,7 +72,7 @@ def test_live_ends_in_the_model_of_fast(
         assert fleet.broker.program.name == broker
         tap.attach(fleet.broker.url)
         pids = [fleet.pid(name) for name in ("aggregator", *(device.name for device in fleet.devices))]
-        assert len(set(pids)) == 6
+        assert len(set(pids)) == 5
         finish(fleet)
     assert processes_about(live.folder.path) == []
     assert_same_models(live, two_rounds, audit)
@@ -112,8 +112,8 @@ def test_the_whole_command_leaves_logs_models_result_and_report(
     assert result.rounds[1].downlink_bytes < result.rounds[0].downlink_bytes / 5
     assert Result.load(folder.result) == result
     assert result.engine == "live"
-    assert [row.participants for row in result.rounds] == [5, 5]
-    assert [row.rounds_charged for row in result.privacy] == [2] * 5
+    assert [row.participants for row in result.rounds] == [4, 4]
+    assert [row.rounds_charged for row in result.privacy] == [2] * 4
     assert all(value is not None for row in result.details.accuracy_own_common for value in row)
     assert folder.report.read_text().lstrip().lower().startswith("<!doctype html>")
     names = {f"{device.name}.onnx" for device in live.fleet.devices}
@@ -171,7 +171,7 @@ def test_an_interrupted_run_leaves_nothing_running_and_can_go_on(
     command = start_command(live, log)
     wait(lambda: audit.events(live, "update") or command.poll() is not None, "an update came", logs=logs)
     assert command.poll() is None, logs()
-    assert len(processes_about(live.folder.path)) >= 6
+    assert len(processes_about(live.folder.path)) >= 5
     if how == "ctrl-c":
         os.killpg(command.pid, signal.SIGINT)  # a terminal sends it to all of the group
         assert command.wait() == 130, logs()
@@ -190,4 +190,4 @@ def test_an_interrupted_run_leaves_nothing_running_and_can_go_on(
     assert_same_models(live, two_rounds, audit)
     audit.check(live)
     result = json.loads(live.folder.result.read_text())
-    assert [row["participants"] for row in result["rounds"]] == [5, 5]
+    assert [row["participants"] for row in result["rounds"]] == [4, 4]

@@ -152,7 +152,7 @@ def test_the_error_that_is_predicted_before_is_the_spread_of_what_is_told(
 ) -> None:
     """Over fleets with other samples and other noise. The deviation of 24 of them is within a third, 2.3 of its own;
     the error that each of them states has the noise of its spread in it, so it is larger."""
-    asked = {"privacy": {"epsilon": given}, "evaluation": {"share": share}}
+    asked = {"privacy": {"epsilon": given}, "round": {"rounds": 1}, "evaluation": {"share": share}}
     predicted = evaluation_error(parse_task(task_of(**asked)), devices=DEVICES, images=240 // DEVICES)
     assert predicted is not None
     told, errors = [], []
