@@ -17,11 +17,11 @@ def errors_by(own: np.ndarray, rests: np.ndarray) -> np.ndarray:
     return total / rests[0].size
 
 
-def errors_left_out(own: np.ndarray, records: int = 0) -> np.ndarray:
-    """Returns each own rest's error by those of other records, which have equal numbers of samples; with more than
-    twenty records, a twentieth of them is left out.
+def errors_left_out(own: np.ndarray, clips: np.ndarray | None = None) -> np.ndarray:
+    """Returns each own rest's error by those of other records; with more than twenty, a twentieth of them is left
+    out.
 
-    :param records: how many; 0: each sample is one.
+    :param clips: the number of each one's record, from 0; None: each is one.
     """
-    part = np.arange(len(own)) // (len(own) // (records or len(own))) % 20
+    part = (np.arange(len(own)) if clips is None else clips) % 20
     return np.array([errors_by(own[part != each], own[[n]])[0] for n, each in enumerate(part)])
