@@ -58,7 +58,7 @@ class Boards(NamedTuple):
     @property
     def false_alarms(self) -> float:
         """The share that a board may call unusual."""
-        return 0.005 if self.data in ("pumps", "sound") else 0.1
+        return 1e-4 if self.data in ("pumps", "sound") else 0.1
 
 
 FLEETS = [

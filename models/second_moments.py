@@ -16,9 +16,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from hushfleet.errors import BadInput
+from hushfleet.learning.own_variation import cosines
 from hushfleet.methods.second_moments import GAIN
 from hushfleet.models.model import Model
 from hushfleet.params import MOMENTS, ParamLayout
@@ -59,14 +58,6 @@ def _reconstructed(tensors: Mapping[str, Tensor], x: Tensor, dropout: Sequence[T
 
     moments = tensors[MOMENTS]
     steps, series, _ = moments.shape
-    basis = torch.from_numpy(_cosines(steps))
+    basis = torch.from_numpy(cosines(steps))
     z = (x.reshape(-1, series, steps) @ basis.T).permute(2, 0, 1)
     return ((z @ moments).permute(1, 2, 0) @ (basis / GAIN)).flatten(1)
-
-
-def _cosines(steps: int) -> np.ndarray:
-    """Returns the orthonormal DCT-II, float32 `[frequency, step]`."""
-    places = np.arange(steps)
-    basis = np.cos(np.pi / steps * (places + 0.5) * places[:, None]) * math.sqrt(2 / steps)
-    basis[0] /= math.sqrt(2)
-    return basis.astype(np.float32)

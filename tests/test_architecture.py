@@ -83,6 +83,10 @@ def test_a_guardian_loads_no_arithmetic() -> None:
     assert not loaded(*LIGHT) & HEAVY
 
 
+def test_a_board_that_listens_has_room_for_its_model() -> None:
+    assert not loaded("edge_client.listen.command") & {"cryptography", "hushfleet.methods"}
+
+
 def test_a_guardian_at_rest_has_not_what_its_tasks_and_its_owner_do_not_ask_for() -> None:
     at_need = set()
     for file in files("hushfleet", "edge_client"):

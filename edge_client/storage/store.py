@@ -39,7 +39,6 @@ from hushfleet.edge_client.storage.store_file import (
     way_on,
 )
 from hushfleet.errors import CopiedStore, LedgerError, LostStore, Malformed, StoreError
-from hushfleet.methods.public_bytes import public_digest
 from hushfleet.privacy.charge import Charge
 from hushfleet.privacy.ledger import Ledger
 from hushfleet.schema import pack, unpack
@@ -343,6 +342,8 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         changed, and nothing may be sent.
         """
         task, round, state, update = commit.task, commit.round, commit.state, commit.update
+        from hushfleet.methods.public_bytes import public_digest
+
         known = public_digest(state.public, size=state.size)
         digest = hashlib.sha256(update).digest()
         with self._transaction(f"commit round {round} of task {task}"):

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from hushfleet.array_api import np
 from hushfleet.edge_client.storage.kept import KeptModel
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.worker.runtime import TaskRuntime
 from hushfleet.errors import BadInput, HushfleetError
-from hushfleet.methods import is_shared_whole
 from hushfleet.wire.format.messages import IN_PROGRESS, RoundPlan
 from hushfleet.wire.format.spec import TaskSpec
 
 if TYPE_CHECKING:
     from hushfleet.data.samples import LabelledSamples
+    from hushfleet.edge_client.worker.runtime import TaskRuntime
     from hushfleet.learning.evaluation import LogitsOf
 
 _log = logging.getLogger("hushfleet.edge")
@@ -135,7 +134,7 @@ def tidy(store: DeviceStore, plan: RoundPlan, task: TaskRuntime, *, membership_l
 
 def _keep_model(store: DeviceStore, plan: RoundPlan, task: TaskRuntime) -> None:
     """Stores that the device now predicts with this task's model: its own, or a shared one that is trained."""
-    if is_shared_whole(task.spec):
+    if _is_shared_whole(task.spec):
         round = plan.last_closed
         if not (round or task.spec.continues):
             return
@@ -157,8 +156,14 @@ def _chosen(store: DeviceStore, spec: TaskSpec, kept: KeptModel, *, as_shared: b
     """Returns a kept model; None if the store lacks a part of it."""
     if kept.choice is not None:
         return Chosen(spec, kept, "head")
-    if as_shared or is_shared_whole(spec):
+    if as_shared or _is_shared_whole(spec):
         data = kept.shared or store.blob(kept.global_digest) or b""
         return Chosen(spec, kept, "global") if len(data) >= 4 * spec.model.layout.size else None
     state = store.stored_state(spec.task)
     return None if state is None or state.own is None else Chosen(spec, kept, "own")
+
+
+def _is_shared_whole(spec: TaskSpec) -> bool:
+    from hushfleet.methods import is_shared_whole  # half a megabyte, which a board with a chosen head does without
+
+    return is_shared_whole(spec)

@@ -65,7 +65,7 @@ class Unusual(NamedTuple):
         if not places and self.scores:
             lines.append(f"  the largest error is {max(self.scores):.3g} times the threshold")
         lines.append(
-            f"  the threshold is a mean squared error of {chosen.error:.3g}, by {chosen.held_out} {what} of this "
+            f"  the threshold is an error of {chosen.error:.3g}, by {chosen.held_out} {what} of this "
             f"board; of normal ones at most {100 * chosen.false_alarms:.2g} % lie above it while they vary as these do"
         )
         return lines

@@ -16,9 +16,10 @@ from typing import NamedTuple
 import numpy as np
 
 from hushfleet.data.held_out import chosen_by_content
-from hushfleet.data.samples import LabelledSamples, Samples, records_of
+from hushfleet.data.samples import LabelledSamples, Samples
 from hushfleet.errors import BadInput
 from hushfleet.learning.evaluation import LogitsOf, evaluate_each
+from hushfleet.learning.own_variation import OwnReconstruction
 from hushfleet.losses import normal
 from hushfleet.params import ParamLayout, is_moments
 
@@ -112,15 +113,14 @@ def judging(samples: Samples, layout: ParamLayout, *, by_content: bool) -> Sampl
 
 
 def own_reconstruction(logits_of: LogitsOf, layout: ParamLayout, judged_by: Callable[[], LabelledSamples]) -> LogitsOf:
-    """Returns the network as a device uses it: second moments reconstruct about the mean of its own normal samples,
-    which stays on the device; other networks reconstruct as they are.
+    """Returns the network as a device uses it: second moments judge about the mean and by the variation of its own
+    normal samples, which stay on the device; other networks reconstruct as they are.
 
     :param judged_by: returns the samples of `judging`, as the network takes them.
     """
     if not is_moments(layout) or not len(own := judged_by()):
         return logits_of
-    mean = own.x.mean(0, keepdims=True)
-    return lambda params, x: logits_of(params, x - mean) + mean.reshape(1, -1)
+    return OwnReconstruction(logits_of, layout, own)
 
 
 def errors_of(logits_of: LogitsOf, params: np.ndarray, samples: LabelledSamples) -> np.ndarray:
@@ -129,18 +129,18 @@ def errors_of(logits_of: LogitsOf, params: np.ndarray, samples: LabelledSamples)
 
 
 def threshold(logits_of: LogitsOf, params: np.ndarray, layout: ParamLayout, own: LabelledSamples) -> Threshold:
-    """Returns a model's threshold; with second moments each record is judged about the mean of the others.
+    """Returns a model's threshold; with second moments each record is judged by the others.
 
     :param logits_of: the network as the device uses it.
     :param own: the samples of `judging`, as the network takes them.
     """
     false_alarms = own.targets.false_alarms
     assert false_alarms is not None
-    errors = errors_of(logits_of, params, own)
-    if is_moments(layout):
-        count = len(records_of(own.clips, len(own))[0])
-        return Threshold.fitted((count / max(1, count - 1)) ** 2 * errors, false_alarms)
-    return Threshold.of(errors, false_alarms)
+    if isinstance(logits_of, OwnReconstruction):
+        errors = logits_of.errors_of_own(params)
+    else:
+        errors = errors_of(logits_of, params, own)
+    return (Threshold.fitted if is_moments(layout) else Threshold.of)(errors, false_alarms)
 
 
 def alarm_rates(errors: np.ndarray, faults: np.ndarray, threshold: Threshold) -> dict[str, float]:

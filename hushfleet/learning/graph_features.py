@@ -19,7 +19,7 @@ import onnxruntime
 from hushfleet.data.samples import FeatureSamples, Samples
 from hushfleet.errors import GraphRefused
 from hushfleet.learning.graph_safety import ValueFacts, check_graph
-from hushfleet.learning.graph_session import open_session
+from hushfleet.learning.graph_session import open_session, that_gives_back
 from hushfleet.learning.graph_shapes import MEMORY_BYTES, check_cost
 from hushfleet.progress import doing
 from hushfleet.user_files import read_cached, write_cached
@@ -52,7 +52,7 @@ class FeatureGraph:
     :param graph: returns an ONNX file that `check_features` accepted.
     :param input_shape: that of the network, which takes the first features in it; None: all, as `(count, 1, 1)`.
     :param loaded: called when the graph is loaded, before it runs.
-    :param stays: whether the session stays for the next samples.
+    :param stays: whether the session stays for the next samples; its free memory does not.
     :param cache: a folder where features are stored, with a hash of their inputs as key; none by default.
     """
 
@@ -110,8 +110,9 @@ class FeatureGraph:
                 if not place % _BLOCK:  # sound may still be in its files
                     block = samples.take(slice(place, place + _BLOCK))
                     block = replace(block, images=np.asarray(block.images))
+                options = that_gives_back() if self._stays and place + 1 == len(samples) else None
                 try:
-                    features[place] = _run(session, block.take(slice(place % _BLOCK, place % _BLOCK + 1)))[0]
+                    features[place] = _run(session, block.take(slice(place % _BLOCK, place % _BLOCK + 1)), options)[0]
                 except GraphRefused:
                     if not skips:
                         raise
@@ -129,10 +130,10 @@ class FeatureGraph:
         return digest.hexdigest()
 
 
-def _run(session: onnxruntime.InferenceSession, samples: Samples) -> np.ndarray:
+def _run(session: onnxruntime.InferenceSession, samples: Samples, options: onnxruntime.RunOptions | None) -> np.ndarray:
     """Returns features `[n, count, 1, 1]`. Raises `GraphRefused`."""
     try:
-        found: np.ndarray = session.run(["features"], {"x": samples.x})[0]
+        found: np.ndarray = session.run(["features"], {"x": samples.x}, options)[0]
     except Exception as error:  # the binding raises its own class for every kind of failure
         raise GraphRefused(f"ONNX Runtime cannot compute features: {error}") from error
     return found[:, :, None, None]

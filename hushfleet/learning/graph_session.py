@@ -60,6 +60,13 @@ def open_session(
     return session
 
 
+def that_gives_back() -> ort.RunOptions:
+    """Returns options of a run that returns the session's free memory to the system when it ends."""
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return options
+
+
 class _BoundGraph:
     """A session whose inputs and outputs are bound to the memory of NumPy arrays."""
 
@@ -202,11 +209,11 @@ class GradientGraph:
 
     def give_back(self) -> None:
         """Returns the memory of past batches to the system, by a run on one sample. The next batch takes it again."""
-        options = ort.RunOptions()
-        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         inputs = (self._graph.inputs[name] for name in self._graph.batched)
         one = {each.name: np.zeros((1, *each.shape[1:]), _TYPES[each.type]) for each in inputs}
-        self._run(np.zeros(self.layout.size, np.float32), one, np.empty(self.layout.size, np.float32), options)
+        self._run(
+            np.zeros(self.layout.size, np.float32), one, np.empty(self.layout.size, np.float32), that_gives_back()
+        )
 
     def _run(
         self,

@@ -8,8 +8,7 @@ norm, they tell the directions and not the size, so no bound has to be known. An
 own, and this method with it.
 
 The task ends with the projector onto the leading directions of the sum: it is computed from what was noised, so it
-costs no more. A device judges its samples about the mean of its own, which it does not send
-(`hushfleet.learning.anomaly`).
+costs no more. A device judges its samples by its own ones, which it does not send (`hushfleet.learning.own_variation`).
 
 Noised sums of second moments: Dwork, Talwar, Thakurta, Zhang: "Analyze Gauss: Optimal Bounds for Privacy-Preserving
 Principal Component Analysis", STOC 2014. A sum over boards of moments by frequency, about each board's own mean, is

@@ -56,6 +56,7 @@ class Month:
 
     :param own: on clips in the shares of a board's own; likewise `alone`.
     :param way: the best way to learn alone, chosen on the test itself.
+    :param error: the standard error of `own` less `alone`, with boards as the unit.
     :param with_others: own heads and alone, if more of the test is "none".
     :param alarms: how many of the other words they took for one of theirs, of `heard` in the month.
     :param worst: how far a board's own accuracy lies below alone, at most; `below`: how many boards lie below.
@@ -68,6 +69,7 @@ class Month:
     own: float
     alone: float
     way: str
+    error: float
     with_others: tuple[float, float]
     below: int
     worst: float
@@ -77,7 +79,8 @@ class Month:
     def __str__(self) -> str:
         return (
             f"month {self.number:2d}  season {self.season}  words {self.classes - 1:2d}  boards {self.boards}  own "
-            f"{self.own:.1%}  alone {self.alone:.1%} ({self.way})  {100 * (self.own - self.alone):+.1f}  with more "
+            f"{self.own:.1%}  alone {self.alone:.1%} ({self.way})  {100 * (self.own - self.alone):+.1f} "
+            f"(standard error {100 * self.error:.1f})  with more "
             f"others {self.with_others[0]:.1%} and {self.with_others[1]:.1%}  boards below {self.below}, the worst by "
             f"{100 * self.worst:.0f}  false alarms {self.alarms} of {self.heard}"
         )
@@ -217,6 +220,7 @@ class SoundYear(SeasonYears):
                 own=float(own.mean()),
                 alone=float(alone.mean()),
                 way=way,
+                error=float(short.std(ddof=1) / np.sqrt(len(short))),
                 with_others=(float(heard_own.mean()), float(heard_alone.mean())),
                 below=int((short > 1e-9).sum()),
                 worst=max(0.0, float(short.max())),
@@ -240,13 +244,16 @@ def _compared(
 
 
 def check_months(year: SoundYear, *, epsilon: float, lifetime: float, worse: float) -> None:
-    """Checks the budgets, and that boards are not worse than alone; prints the months in which they are by a point.
+    """Checks the budgets, and that boards are not worse than alone; prints the months in which they are by a point, and
+    by two standard errors.
 
     :param worse: by how much a month may be, because the mean of few boards is not sure.
     """
     check_seasons(year, epsilon=epsilon, lifetime=lifetime, worse=worse)
     short = [month.number for month in year.months if month.own < month.alone - 0.01]
-    print("months in which boards were worse than alone by more than a point:", short or "none")
+    print("worse than alone by more than a point: months", short or "none")
+    sure = [month.number for month in year.months if month.own < month.alone - 2 * month.error]
+    print("worse than alone by more than two standard errors: months", sure or "none")
     assert all(month.own >= month.alone - worse for month in year.months)
 
 

@@ -30,6 +30,7 @@ from hushfleet.methods.second_moments import GAIN
 from hushfleet.models import get_model
 from hushfleet.simulator.fleet import make_fleet
 from hushfleet.simulator.run_folder import RunFolder
+from support.moments import errors_by, errors_left_out
 
 DEVICES, EACH, TESTED = 4, 25, 10
 LAYOUT = get_model("second-moments", input_shape=(2, 1, 3)).layout
@@ -151,11 +152,10 @@ def test_second_moments_are_the_same_in_processes_and_judge_there(tmp_path: Path
         train = RunFolder(tmp_path / "live").device("device-0").train
         found = Judge(own, OwnDataSection("arrays", str(train)), graphs_of(store, own.spec)).file(train)
     z = scipy.fft.dct(data().train_x[:EACH].reshape(EACH, 2, 3).astype(float), axis=-1, norm="ortho")
-    rest = (z - z.mean(0)).transpose(2, 0, 1)
-    rest -= np.einsum("tnc,tdc->tnd", rest, params[0].reshape(3, 2, 2) / GAIN)
-    errors = (rest**2).mean((0, 2))
-    np.testing.assert_allclose(np.array(found.scores) * found.threshold.error, errors, rtol=1e-4, atol=1e-9)
-    assert found.threshold == pytest.approx(Threshold.fitted(errors * (EACH / (EACH - 1)) ** 2, 0.01), rel=1e-3)
+    rest = z.transpose(0, 2, 1)
+    rest -= np.einsum("ntc,tdc->ntd", rest, params[0].reshape(3, 2, 2) / GAIN)
+    np.testing.assert_allclose(np.array(found.scores) * found.threshold.error, errors_by(rest, rest), rtol=1e-3)
+    assert found.threshold == pytest.approx(Threshold.fitted(errors_left_out(rest), 0.01), rel=1e-3)
 
 
 def test_lines_that_are_steps_become_windows_of_one_device(tmp_path: Path) -> None:

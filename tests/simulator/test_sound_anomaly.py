@@ -29,6 +29,7 @@ from hushfleet.simulator.run_folder import begin, go_on
 from hushfleet.simulator.world.hub import LocalHub
 from hushfleet.simulator.world.live import LiveFleet
 from support.edge import device_file
+from support.moments import errors_by, errors_left_out
 from support.whole import Whole
 
 MACHINES = Path(__file__).parents[2] / "examples" / "machines"
@@ -129,14 +130,15 @@ def test_the_sum_and_what_a_device_says_are_their_formulas(clips: Path, tmp_path
 
     for number in range(BOARDS):
         place = clips / "train" / f"board-{number}" / "normal"
-        mean = np.concatenate(spectra(prepared, place)).mean(0)
 
-        def errors(folder: Path, mean: np.ndarray = mean) -> np.ndarray:
-            rest = np.concatenate(spectra(prepared, folder)) - mean
-            rest -= np.einsum("ntc,tcd->ntd", rest, projector)
-            return (rest**2).mean((1, 2))
+        def rests(folder: Path) -> np.ndarray:
+            found = np.concatenate(spectra(prepared, folder))
+            return found - np.einsum("ntc,tcd->ntd", found, projector)
 
-        own = Threshold.fitted(errors(place) * (CLIPS / (CLIPS - 1)) ** 2, 0.01).error
+        def errors(folder: Path, home: Path = place) -> np.ndarray:
+            return errors_by(rests(home), rests(folder))
+
+        own = Threshold.fitted(errors_left_out(rests(place), records=CLIPS), 0.01).error
         tested = clips / "test" / f"board-{number}"
         row = run.devices.iloc[number]
         assert row.auroc_own_local > 0.95

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from hushfleet.data.form import SampleForm
 from hushfleet.data.held_out import chosen_by_content
+from hushfleet.data.sound import write_clip
 from hushfleet.data.targets import Targets
 from hushfleet.edge_client.__main__ import main
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.board.sample_files import load_file
-from hushfleet.edge_client.worker.personalized_model import personalized_model
+from hushfleet.edge_client.worker.personalized_model import PersonalizedModel, personalized_model
 from hushfleet.edge_client.worker.predict import graphs_of
 from hushfleet.edge_client.worker.unusual import Judge
 from hushfleet.errors import BadInput
@@ -28,6 +32,7 @@ from hushfleet.models.export import export_graphs
 from hushfleet.objectives import Objective
 from hushfleet.wire.format.spec import BlobRef
 from support.edge import DEVICE, Bench, Package
+from support.moments import errors_by, errors_left_out
 
 CHANNELS, STEPS, WINDOWS = 2, 3, 20
 SHAPE = (CHANNELS, 1, STEPS)
@@ -153,13 +158,41 @@ def test_by_second_moments_a_window_is_unusual_by_its_distance_from_the_own_mean
     bench.until(lambda: bench.store.global_digest == final)
     assert main(["predict", str(device_toml(tmp_path)), str(tmp_path / "later.csv"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    errors = (apart - apart.mean()) ** 2
-    chosen = Threshold.fitted(errors * (WINDOWS / (WINDOWS - 1)) ** 2, 0.2)
+
+    def rests(apart: np.ndarray) -> np.ndarray:  # windows of one distance: all of it is in the first frequency
+        found = np.zeros((len(apart), STEPS, CHANNELS))
+        found[:, 0] = np.sqrt(STEPS) * np.outer(apart, [1, -1])
+        return found
+
+    chosen = Threshold.fitted(errors_left_out(rests(apart)), 0.2)
     assert told["threshold"] == pytest.approx(chosen._asdict(), rel=1e-3)
     assert [each["score"] * chosen.error for each in told["samples"]] == pytest.approx(
-        [(3 - apart.mean()) ** 2, apart.mean() ** 2], rel=1e-3
+        errors_by(rests(apart), rests(np.array([3.0, 0.0]))), rel=1e-3
     )
     assert [each["unusual"] for each in told["samples"]] == [False, True]
+
+
+@pytest.mark.parametrize(("unit", "held_out"), [("device", 4), ("record", 3)])
+def test_where_records_are_protected_one_segment_of_a_clip_is_judged(
+    series: Package, tmp_path: Path, unit: Any, held_out: int
+) -> None:
+    """As in training; else every fifth of ten clips is held out, with both of its segments."""
+    for number in range(10):
+        sound = np.random.default_rng(40 + number).integers(-9000, 9000, 200).astype(np.int16)
+        (tmp_path / "normal").mkdir(exist_ok=True)
+        write_clip(tmp_path / "normal" / f"{number}.wav", sound, 8000)
+        os.utime(tmp_path / "normal" / f"{number}.wav", (1, 1))  # nobody writes it any more
+    model = replace(
+        series.spec.model,
+        input_shape=(1, 1, 100),
+        mean=(0.0,),
+        std=(1.0,),
+        form=SampleForm(sample_rate=8000, segment_s=1 / 80),
+    )
+    spec = replace(series.spec, model=model, privacy=replace(series.spec.privacy, unit=unit))
+    own = PersonalizedModel(spec, "global", series.initial)
+    judge = Judge(own, OwnDataSection("sound", str(tmp_path)), (lambda params, x: 0 * x.reshape(len(x), -1), None))
+    assert judge.threshold.held_out == held_out
 
 
 def test_what_is_held_out_or_a_fault_is_not_trained_on(series: Package, tmp_path: Path) -> None:

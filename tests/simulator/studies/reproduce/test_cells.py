@@ -186,14 +186,17 @@ def test_a_reading_stops_after_the_last_round_within_the_budget_of_the_median_de
     book: Path, tmp_path: Path
 ) -> None:
     table = TABLE.replace('"accuracy_own_common"', '"accuracy_global"').replace('"mean-last-10"', '"last"')
-    (book / "own" / "table-1.toml").write_text(table.replace("rounds = 2", "rounds = 3"))
+    table = table.replace("devices = 2", "devices = 4").replace("rounds = 2", "rounds = 3\ncohort_size = 2")
+    (book / "own" / "table-1.toml").write_text(table)
     (cell,) = cells(methods=["dp-fedavg"], columns=["sigma-2"])
     (short,) = cells(methods=["dp-fedavg"], columns=["sigma-2"], quick=True)
     kept, first = (run_cell(each, tmp_path / each.key, data_dir=None, runtime="onnx") for each in (cell, short))
     spent, reached = kept.by_round["median"], kept.accuracies["accuracy_global"]
     assert kept.value_of(cell) == reached[-1]
+    assert spent[0] == pytest.approx(kept.by_round["server"][0] / 2, rel=1e-5), "two of four devices have taken part"
+    assert kept.by_round["release"][-1] == pytest.approx(kept.epsilon_release, rel=1e-5) != kept.epsilon_server
     assert kept.epsilon("median", cell) == kept.epsilon_server_median == pytest.approx(spent[-1], rel=1e-5)
-    assert first.epsilon_server_median == pytest.approx(spent[0], rel=1e-5)
+    assert first.by_round["median"] == spent[:1]
     for budget in (0.9 * spent[0], spent[0], (spent[1] + spent[2]) / 2, 2 * spent[2]):
         stopped = replace(cell, reading=recipes.PaperReading(id="stopped", title="stopped", stop_epsilon=budget))
         last = max((round for round in (1, 2, 3) if spent[round - 1] <= budget), default=0)
