@@ -66,10 +66,9 @@ class WorldServer:
     :param key: the file of its key; by default it is the same in each world, and kept nowhere.
     :param on_opened: receives the number of each round that opens, and its cohort.
     :param on_event: as of `EventLog`.
-    :cvar most_idle_s: the longest time between two steps while nothing comes.
     """
 
-    most_idle_s = 600.0
+    most_idle_s = 600.0  # between two steps
 
     def __init__(
         self,

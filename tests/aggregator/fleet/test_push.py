@@ -161,9 +161,8 @@ def test_a_running_board_is_installed_twice_and_enrols(machine: Machine, fleet: 
         assert len(registry.tokens(BOARD, now=0.0)) == 1
         file = machine.installed("device.toml")
         text = machine.installed("etc/hushfleet/device.toml").read_text()
-        file.write_text(
-            text.replace('"/var/lib/', f'"{machine.root}/var/lib/').replace('"/etc/', f'"{machine.root}/etc/')
-        )
+        text = text.replace('"/var/lib/', f'"{machine.root}/var/lib/').replace('"/etc/', f'"{machine.root}/etc/')
+        file.write_text(text.replace("[device]\n", "[device]\nallow_volatile_state = true\n"))
         python, client = machine.installed("opt/hushfleet/python"), machine.installed("opt/hushfleet/current")
         environment = {**os.environ, "TOOLS": str(machine.tools), "NOTIFY_SOCKET": ""}
         with subprocess.Popen([python, "-I", client, file], env=environment) as process:
