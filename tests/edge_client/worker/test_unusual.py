@@ -23,7 +23,7 @@ from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.board.sample_files import load_file
 from hushfleet.edge_client.worker.personalized_model import PersonalizedModel, personalized_model
 from hushfleet.edge_client.worker.predict import graphs_of
-from hushfleet.edge_client.worker.unusual import Judge
+from hushfleet.edge_client.worker.unusual import Judge, Unusual
 from hushfleet.errors import BadInput
 from hushfleet.learning.anomaly import Threshold
 from hushfleet.methods.second_moments import GAIN
@@ -128,6 +128,7 @@ def test_a_board_says_how_unusual_a_window_is(
     assert main(["status", str(path)]) == 0
     assert "right on 3 of 4 held-out samples" in capsys.readouterr().out  # window 2 is called unusual without a label
     own, data = personalized_model(bench.store), replace(data, held_out=str(tmp_path / "known.csv"))
+    assert Unusual("t", "global", Threshold(1.0, 4, 0.2), (2.0, 0.5, 3.0)).places == [2, 0], "the most unusual first"
     other = own._replace(params=0 * own.params, shared=own.params)
     judge = Judge(other, data, graphs_of(bench.store, own.spec))
     assert judge.alarms_right()[::3] == (2, 3), "each model has a threshold of its own"
