@@ -28,7 +28,7 @@ def claimed(fleet: Any, times: float, *, unit: str = "device", **changes: Any) -
     multiplier = times * update.header.multiplier_server
     if unit == "device":
         std = CLIP_NORM * multiplier
-        changes |= {"noise_stds": (std, std)}
+        changes |= {"noise_stds": (std, std), "steps": tuple(times * step for step in update.header.steps)}
         values = np.random.default_rng(3).normal(0, min(std, 1e5), LAYOUT.size).astype(np.float32)
     else:
         values = update.values
@@ -74,13 +74,17 @@ def test_for_an_epsilon_of_its_own_records(make_fleet: MakeFleet) -> None:
     assert liar == pytest.approx(other)
 
 
-def test_less_noise_than_the_standard_is_its_owners_choice_and_is_counted(make_fleet: MakeFleet) -> None:
-    fleet = make_fleet(**TASK)
+@pytest.mark.parametrize(("wire", "release"), [({"codec": "float32"}, (1 + 4 + 4) ** 0.5), ({"step": 1.5}, 1.0)])
+def test_less_noise_than_the_standard_is_its_owners_choice_and_is_counted(
+    make_fleet: MakeFleet, wire: dict[str, Any], release: float
+) -> None:
+    """Where a coarse code may remove the others' noise, nobody is promised more than the least."""
+    fleet = make_fleet(**TASK | {"wire": wire})
     fleet.open()
     assert claimed(fleet, 0.5).code == "accepted"
     for name in fleet.names[1:]:
         assert fleet.engine.accept(name, fleet.update(name).data).code == "accepted"
-    assert fleet.engine.close().multiplier_release == pytest.approx((1 + 4 + 4) ** 0.5)
+    assert fleet.engine.close().multiplier_release == pytest.approx(release)
 
 
 def test_an_owner_who_wants_more_than_the_task_allows_declines_before_training(make_fleet: MakeFleet) -> None:

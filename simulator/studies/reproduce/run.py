@@ -103,6 +103,7 @@ def run_cell(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str = 
         spent = [(getattr(row, f"noised_{of}"), getattr(row, f"epsilon_{of}")) for row in result.privacy]
         return [whole if noised is None else noised for noised, whole in spent] or [math.inf]
 
+    idle = [0.0] * (len(simulation.fleet.devices) - len(result.privacy)) if result.privacy else []
     return _kept(
         cell,
         simulation,
@@ -113,14 +114,14 @@ def run_cell(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str = 
         noise_multiplier=result.noise_multiplier,
         rounds=len(result.rounds),
         uplink_bytes=sum(row.uplink_bytes for row in result.rounds),
-        epsilon_server_median=median(noised("server")),
+        epsilon_server_median=median(noised("server") + idle),
         largest_stretch=_largest_stretch(simulation),
         by_round=_by_round(result.details),
     )
 
 
 def _by_round(details: Details) -> dict[View, list[float]]:
-    """Returns `KeptCell.epsilons` of the rounds so far."""
+    """Returns `KeptCell.by_round` of the rounds so far."""
     views: dict[View, tuple[list[list[float | None]], Callable[..., float]]] = {
         "server": (details.epsilon_server, max),
         "release": (details.epsilon_release, max),
