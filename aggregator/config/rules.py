@@ -52,7 +52,7 @@ MODEL: Rules = {
     ),
     "model.classes-need-public": (
         lambda model: model.public_classes and model.public is None,
-        "public_classes = true: are classes of public samples; model.public names none",
+        "public_classes = true: needs public samples, whose classes they are; set model.public",
     ),
     "model.head-needs-layers": (
         lambda model: model.share == "head" and model.name == "linear",
@@ -177,7 +177,7 @@ DATA: Rules = {
     ),
     "data.target-mean-per-output": (
         lambda data: data.class_names and len(data.target_mean) not in (0, len(data.class_names)),
-        "target_mean has {target_mean!n} values, for {class_names!n} outputs",
+        "target_mean has {target_mean!n} values, and there are {class_names!n} outputs",
     ),
     "data.given-needs-owners": (
         lambda data: data.partition == "given" and data.name not in (*OWN_DATA, "speech-commands"),
@@ -224,7 +224,7 @@ ROUND: Rules = {
 SCHEDULE: Rules = {
     "schedule.days-differ": (
         lambda schedule: len(set(schedule.days)) != len(schedule.days),
-        "days = {days!l}: each day may stand there once",
+        "days = {days!l}: each day must stand there only once",
     ),
 }
 
@@ -249,7 +249,7 @@ STATISTIC: Rules = {
     ),
     "statistic.range-finite": (
         lambda statistic: math.isinf(statistic.high - statistic.low),
-        "low = {low:g}, high = {high:g}: their difference is not finite",
+        "low = {low:g}, high = {high:g}: their difference must be finite",
     ),
     "statistic.needs-column": (
         lambda statistic: not statistic.column and statistic.kind in ("mean", "histogram"),
@@ -268,7 +268,7 @@ SEASON_OF_TASK: Rules = {
     ),
     "task.season-number-in-name": (
         lambda task: task.season and task.season.number > 1 and not task.name.endswith(f"-{task.season.number}"),
-        "name = {name!r}: the name of season {season.number} ends in -{season.number}",
+        "name = {name!r}: the name of season {season.number} must end in -{season.number}",
     ),
     "task.season-epsilon-twice": (
         lambda task: (
@@ -435,7 +435,7 @@ TASK: Rules = {
     "task.no-noise-for-noise-multiplier": _no_noise("noise_multiplier"),
     "task.target-mean-needs-numbers": (
         lambda task: task.data.target_mean and not find_loss(task.model.standard_loss).of_numbers,
-        f"data.target_mean and data.target_std belong to a model.loss of numbers ({_OF_NUMBERS})",
+        f"data.target_mean and data.target_std need a model.loss of numbers ({_OF_NUMBERS})",
     ),
     "task.loss-data-with-classes": _without_classes(
         lambda task: (

@@ -34,7 +34,7 @@ EXTREMES: tuple[Any, ...] = (
     *({}, {"a": 1}, {"name": "x"}, {"a": {"b": {}}}, {"": 1}, {"x" * 10_000: 1}),
 )
 """Values of every type, at and beyond what any key takes."""
-_ACCEPTS = re.compile(
+ACCEPTS = re.compile(
     "must|expected|save|come|need|take|give|leave|known are|write|set |has no|at most|only|there are|cannot|below|"
     "boards are|use |has samples|did you mean"
 )
@@ -137,7 +137,7 @@ def check_text(said: str, drawn: list[tuple[Key, Any]], keys: Sequence[Key], *fi
     """
     assert len(said) < 1500, said
     assert not re.search(r"`(int|str|float|array|object|bool|bytes|date|null)\b", said), f"a word of msgspec's: {said}"
-    assert _ACCEPTS.search(said), said
+    assert ACCEPTS.search(said), said
     named = [(key, value) for key, value in drawn if _is_named(key, said)]
     files += tuple(
         os.path.expanduser(value) for _, value in drawn if isinstance(value, str) and value[:1] in ("~", "/")

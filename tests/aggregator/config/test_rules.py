@@ -14,6 +14,7 @@ from hushfleet.data.form import SOUND_KEYS
 from hushfleet.errors import BadInput
 from hushfleet.methods import METHODS
 from hushfleet.rules import BrokenRule, check_rules
+from support.written_keys import ACCEPTS
 
 WORDS = Path(__file__).parent / "rules.txt"
 OF_METHODS = {code for method in METHODS.values() for code in method.config.rules}
@@ -191,8 +192,10 @@ def test_every_rule_has_an_example_here() -> None:
 
 
 @pytest.mark.parametrize("code", BREAKS)
-def test_an_error_has_the_code_of_the_broken_rule(code: str) -> None:
-    assert refused(BREAKS[code]).code == code
+def test_an_error_has_the_code_of_the_broken_rule_and_tells_what_would_be_right(code: str) -> None:
+    error = refused(BREAKS[code])
+    assert error.code == code
+    assert ACCEPTS.search(str(error)), error
 
 
 def test_the_words_of_all_rules_are_as_people_have_read_them() -> None:

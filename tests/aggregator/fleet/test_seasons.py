@@ -342,7 +342,7 @@ def test_new_classes_come_from_the_operators_file(tmp_path: Path) -> None:
         ({"every": "90d", "lifetime": 0}, "season.lifetime"),
         ({"every": "90d", "start": "first"}, "season.start"),
         ({"every": "90d", "number": 2}, "the fleet service writes both"),
-        ({"every": "90d", "number": 2, "first": 1.0}, "ends in -2"),
+        ({"every": "90d", "number": 2, "first": 1.0}, "must end in -2"),
         ({"every": "90d", "epsilon": 3.0}, r"season.epsilon = 3: \[privacy\] says already"),
         ({"every": "90d", "until": True}, "would end each season on that day"),
     ],
