@@ -21,7 +21,7 @@ from hushfleet.wire.format.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec
 sys.path.insert(0, str(Path(__file__).parent))  # for `support`
 from support.tools import closing_line, need
 
-# Each commit of a store waits for a disk, and none where files lie in memory.
+# Each commit of a store waits for a disk, and none where files lie in memory; with TMPDIR=/tmp they lie on the disk.
 _MEMORY = Path("/dev/shm")
 _room = os.statvfs(_MEMORY if _MEMORY.is_dir() else "/")
 if _MEMORY.is_dir() and _room.f_bavail * _room.f_frsize > 8 << 30 and not _room.f_flag & os.ST_NOEXEC:
