@@ -72,7 +72,7 @@ def listen(config: DeviceConfig, file: Path, *, given: str | None, top: int) -> 
                     hear(pcm)
                     model.look()
                     if read != (read := _stamp_of(file)):
-                        _log.warning("%s has changed: start `listen` again, which goes by what it was", file)
+                        _log.warning("%s has changed: start `listen` again, it still uses the old settings", file)
                     if stop.is_set() or model.form != form:  # a new task may have another sample rate
                         break
                 hear(None)
