@@ -88,8 +88,8 @@ class Threshold(NamedTuple):
 
 def _student_quantile(chance: float, freedom: int) -> float:
     """Returns a quantile of Student's t distribution, by its expansion about the normal one (Fisher and Cornish, The
-    Percentile Points of Distributions Having Known Cumulants, Technometrics 2, 1960). At 0.9999 it is exact to 1 % from 9
-    degrees of freedom on; with 4 it is a tenth too small, with 2 a half.
+    Percentile Points of Distributions Having Known Cumulants, Technometrics 2, 1960). At 0.9999 it is exact to 1 % from
+    9 degrees of freedom on; with 4 it is a tenth too small, with 2 a half.
 
     >>> round(_student_quantile(0.99, 19), 3)
     2.539
